@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import grpc
 import grpc.aio
 import structlog
 
@@ -19,9 +20,11 @@ from tidemill.services.inference.simulators import Choice, Seat, Simulators
 from tidemill.simulator.v1 import simulator_pb2 as pb
 from tidemill.simulator.v1 import simulator_pb2_grpc
 from tidemill.simulator.wire import (
+    OPEN_BYTES,
     Declared,
     check_evaluation,
     differences,
+    largest_step_bytes,
     pack_action,
     unpack_open,
     unpack_step,
@@ -75,10 +78,16 @@ class SimulatorServicer(simulator_pb2_grpc.SimulatorServiceServicer):
             setting_each="inference.simulators_per_client",
         )
         self._evaluations, self._fetch = OpenCalls("inference service", _MAX_EVALUATIONS, "one per run"), fetch
+        self._most_bytes = max(OPEN_BYTES, largest_step_bytes(spec))
 
     def add_to(self, server: RpcServer) -> None:
         """Register this servicer with a server."""
-        simulator_pb2_grpc.add_SimulatorServiceServicer_to_server(self, server.grpc)
+        play = grpc.stream_stream_rpc_method_handler(self.Play, self._read, pb.PlayResponse.SerializeToString)
+        evaluate = grpc.unary_stream_rpc_method_handler(
+            self.Evaluate, pb.EvaluateRequest.FromString, pb.EvaluateResponse.SerializeToString
+        )
+        handler = grpc.method_handlers_generic_handler(_FULL_NAME, {"Play": play, "Evaluate": evaluate})
+        server.grpc.add_generic_rpc_handlers((handler,))
         server.announce(_FULL_NAME)
 
     def close(self) -> None:
@@ -129,6 +138,14 @@ class SimulatorServicer(simulator_pb2_grpc.SimulatorServiceServicer):
                     )
             finally:
                 self._simulators.end_evaluation(evaluation)
+
+    def _read(self, data: bytes) -> pb.PlayRequest:
+        """Return the message of its bytes; one that is too long is refused before it is unpacked."""
+        if len(data) > self._most_bytes:
+            raise InvalidArgument(
+                f"a message of Play has {len(data)} bytes, allowed: at most {self._most_bytes}", reason=Reason.TOO_LARGE
+            )
+        return pb.PlayRequest.FromString(data)
 
     def _check_spaces(self, declared: Declared) -> None:
         if differing := "; ".join(differences(self._spec, declared.spec)):

@@ -17,6 +17,7 @@ from tidemill.rl.policy_io import PolicyInput
 from tidemill.types import EnvSpec
 
 _MAX_SEED = 2**64
+_MOST_DIMENSIONS = 64  # of a shape, as of NumPy's
 
 
 @dataclass(frozen=True)
@@ -107,14 +108,17 @@ def pack_open(opening: Opening) -> pb.ActRequest:
 
 
 def unpack_open(request: pb.ActRequest) -> Opening:
-    """Return the contents of the first message of a call; only its kind is checked.
+    """Return the contents of the first message of a call; only its kind and the lengths of its shapes are checked.
 
     Raises:
-        InvalidArgument: It is not an `open`.
+        InvalidArgument: It is not an `open`, or a shape in it is too long.
     """
     if request.WhichOneof("message") != "open":
         raise InvalidArgument("the first message of a call must be `open`")
     message = request.open
+    for name in ("observation_shape", "action_shape"):
+        if (length := len(getattr(message, name))) > _MOST_DIMENSIONS:
+            raise InvalidArgument(f"open.{name} has {length} entries, allowed: at most {_MOST_DIMENSIONS}")
     spec = EnvSpec(
         observation_shape=tuple(message.observation_shape),
         observation_dtype=message.observation_dtype,

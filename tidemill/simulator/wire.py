@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -59,6 +59,13 @@ class SeenStep:
     evaluate: bool = False
 
 
+OPEN_BYTES = 64 * 1024
+"""Longest `open` that a client has to send."""
+
+_MOST_ENTRIES = 4096  # of a list in an `open`
+_MOST_DIMENSIONS = 64  # of a shape, as of NumPy's
+
+
 def pack_open(declared: Declared) -> pb.PlayRequest:
     """Return the first message of a call."""
     spec = declared.spec
@@ -77,13 +84,14 @@ def unpack_open(request: pb.PlayRequest) -> Declared:
     """The declarations in the first message of a call, `open`.
 
     Raises:
-        InvalidArgument: It is not an `open`, or the client's name is malformed.
+        InvalidArgument: It is not an `open`, a list in it is too long, or the client's name is malformed.
     """
     if request.WhichOneof("message") != "open":
         raise InvalidArgument("the first message of a call must be `open`")
     message = request.open
     if not is_safe_name(message.client):
         raise InvalidArgument(f"open.client is {message.client[:64]!r}, allowed: {SAFE_NAME}")
+    _check_lengths(message)
     spaces = [(space.name, space.dtype, tuple(space.shape)) for space in message.observation]
     is_single = [name for name, _, _ in spaces] == [OBSERVATION]
     action = message.action
@@ -98,6 +106,24 @@ def unpack_open(request: pb.PlayRequest) -> Declared:
         observation_parts=() if is_single else tuple(ObservationPart(*space) for space in spaces),
     )
     return Declared(message.client, spec, message.resume_token)
+
+
+def _check_lengths(message: pb.Open) -> None:
+    """Refuse lists of a length that no environment has, before anything is made of their entries."""
+    action = message.action
+    for name, entries, most in (
+        ("open.observation", message.observation, _MOST_ENTRIES),
+        ("open.action.action_sizes", action.action_sizes, _MOST_ENTRIES),
+        ("open.action.action_shape", action.action_shape, _MOST_DIMENSIONS),
+    ):
+        _check_length(name, entries, most)
+    for place, space in enumerate(message.observation):
+        _check_length(f"open.observation[{place}].shape", space.shape, _MOST_DIMENSIONS)
+
+
+def _check_length(name: str, entries: Sized, most: int) -> None:
+    if len(entries) > most:
+        raise InvalidArgument(f"{name} has {len(entries)} entries, allowed: at most {most}")
 
 
 def differences(served: EnvSpec, declared: EnvSpec) -> Iterator[str]:

@@ -783,6 +783,25 @@ def test_first_message_must_open() -> None:
                 next(stub.Play(iter([message])))
 
 
+def test_opening_beyond_what_an_environment_has_is_refused() -> None:
+    """By the number of its entries, or of its bytes where that is too large; nothing is made of them before."""
+    long = [1] * 65
+    openings = (
+        (pb.Open(client="x", observation=[pb.Space()] * 4097), "open.observation 4097 4096"),
+        (pb.Open(client="x", observation=[pb.Space(), pb.Space(shape=long)]), "open.observation[1].shape 65 64"),
+        (pb.Open(client="x", action=pb.ActionSpace(action_sizes=[1] * 4097)), "open.action.action_sizes 4097 4096"),
+        (pb.Open(client="x", action=pb.ActionSpace(action_shape=long)), "open.action.action_shape 65 64"),
+        (pb.Open(client="x", observation=[pb.Space()] * 2**16), "Play 65536"),
+    )
+    with local_server() as replay, ExitStack() as stack:
+        create_table(replay.address, _DQN, _SPEC)
+        service = stack.enter_context(local_simulators(replay.address, _DQN, _SPEC))
+        stub = simulator_pb2_grpc.SimulatorServiceStub(stack.enter_context(open_channel(service.address)))
+        for message, reason in openings:
+            with pytest.raises(InvalidArgument, match=naming(reason)), translated():
+                next(stub.Play(iter([pb.PlayRequest(open=message)]), timeout=WAIT_S))
+
+
 def test_call_without_a_first_message_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds no place for longer than `open` may take, and is told why it ended."""
     monkeypatch.setattr(open_calls, "OPEN_TIMEOUT_S", 0.1)

@@ -35,6 +35,15 @@ def test_opening_comes_back_as_it_was() -> None:
     assert (back.shape, back.num_envs, back.noise_seed) == (_OPENING.shape, 2, 9)
 
 
+@pytest.mark.parametrize("name", ["observation_shape", "action_shape"])
+def test_opening_whose_shape_is_too_long_is_refused(name: str) -> None:
+    """Before anything is made of its entries."""
+    request = pack_open(_OPENING)
+    getattr(request.open, name).extend([1] * 65)
+    with pytest.raises(InvalidArgument, match=naming(f"open.{name} 64")):
+        unpack_open(request)
+
+
 def test_service_sees_the_stacks_of_the_actor() -> None:
     """Whole at first, then rebuilt of the newest frames alone, across the starts of episodes, and whole in between."""
     played, session = Played(_STACKED, 2, 6), Session(_OPENING, torch.device("cpu"))
