@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from tests.support.naming import naming
 from tidemill import gpus
 from tidemill.devices import named_device
 from tidemill.errors import ConfigError, FatalError
-from tidemill.services.learner.checkpoint.resume import rng_state
+from tidemill.services.learner.checkpoint.resume import fits_devices, load_rng_state, rng_state
 from tidemill.services.learner.data.device import resolve_device
 from tidemill.services.learner.distributed.learner_group import RankInfo
 
@@ -153,9 +154,27 @@ def test_process_has_one_slice_of_a_gpu(slices: None) -> None:
 
 
 def test_generators_are_saved_of_the_slice_alone(slices: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A learner on the CPU reads them without having counted GPUs before."""
+    """CUDA, which a learner on a GPU has initialised, has no others."""
+    torch.cuda.init()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [torch.zeros(16)] * torch.cuda.device_count())
     assert len(rng_state()["cuda"]) == 1
+
+
+def test_learner_on_the_cpu_leaves_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its checkpoints nor a restart ask CUDA, which never answers where a GPU is broken."""
+
+    def hang(*_: object) -> NoReturn:
+        raise AssertionError("CUDA was asked")
+
+    for asked in ("is_available", "init", "device_count", "get_rng_state_all", "set_rng_state_all"):
+        monkeypatch.setattr(torch.cuda, asked, hang)
+    assert resolve_device("cpu") == torch.device("cpu")
+    state = rng_state()
+    assert state["cuda"] == []
+    assert fits_devices(state)
+    load_rng_state(state)
+    load_rng_state(state | {"cuda": [torch.zeros(16, dtype=torch.uint8)] * 8})  # of a run that was on GPUs
 
 
 def test_machine_without_a_gpu_has_none_to_initialise(monkeypatch: pytest.MonkeyPatch) -> None:

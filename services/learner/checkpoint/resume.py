@@ -13,7 +13,6 @@ import structlog
 import torch
 from torch import Tensor
 
-from tidemill import gpus
 from tidemill.errors import FatalError, InvalidArgument
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.state_tree import clone_tree, copied_to_cpu, flatten, shapes_of
@@ -30,20 +29,23 @@ def seed_rng(seed: int) -> None:
 
 
 def rng_state() -> dict[str, Any]:
-    """Return the state of all of them, as a tree that a checkpoint can hold."""
+    """Return the state of all of them, as a tree that a checkpoint can hold; of GPUs if this process has opened CUDA.
+
+    A learner that is to leave a broken GPU alone asks nothing of its driver, which may not answer.
+    """
     numpy_state: dict[str, Any] = dict(np.random.get_state(legacy=False))
     words = numpy_state["state"]
     return {
         "python": random.getstate(),
         "numpy": numpy_state | {"state": {"key": words["key"].tolist(), "pos": int(words["pos"])}},
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if gpus.count() else [],
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
     }
 
 
 def fits_devices(state: dict[str, Any]) -> bool:
-    """True if this machine has as many GPUs as the state has generators, so `load_rng_state` can set them all."""
-    return len(state["cuda"]) == gpus.count()
+    """True if this process has as many GPUs as the state has generators, so `load_rng_state` can set them all."""
+    return len(state["cuda"]) == (torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
 
 
 def load_rng_state(state: dict[str, Any]) -> None:
