@@ -120,12 +120,16 @@ def check_capability(setting: str, device: torch.device) -> None:
     )
 
 
+_LEARNS_WITH_LESS = "choose a smaller agent.batch_size, set learner.mirror_device host"
+
+
 @contextmanager
-def full_gpu_explained(device: torch.device | None = None) -> Iterator[None]:
-    """Have a learner whose GPU is full end with the memory that is free and what to do, in one line.
+def full_gpu_explained(device: torch.device | None = None, with_less: str = _LEARNS_WITH_LESS) -> Iterator[None]:
+    """Have a process whose GPU is full end with the memory that is free and what to do, in one line.
 
     Args:
         device: The GPU; None: the calling thread's current one.
+        with_less: How the process takes less memory, in words; that of a learner if not given.
 
     Raises:
         FatalError: In place of torch's errors that memory was refused to it, or to CUDA itself.
@@ -136,8 +140,8 @@ def full_gpu_explained(device: torch.device | None = None) -> Iterator[None]:
         if not isinstance(error, torch.OutOfMemoryError) and "CUDA error: out of memory" not in str(error):
             raise
         raise FatalError(
-            f"the GPU is full: {_free_memory(device)}; choose a smaller agent.batch_size, set learner.mirror_device "
-            "host, or take another GPU (`nvidia-smi` lists the programs on each)"
+            f"the GPU is full: {_free_memory(device)}; {with_less}, or take another GPU (`nvidia-smi` lists the "
+            "programs on each)"
         ) from error
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import structlog
 import torch
 
-from tidemill import process
+from tidemill import gpus, process
 from tidemill.config.load import load
 from tidemill.config.sections import InferenceConfig
 from tidemill.devices import named_device
@@ -66,9 +66,20 @@ def _start(arguments: Sequence[str]) -> int:
     device = named_device("inference.device", config.inference.device, gpu=config.inference.index, wraps=True)
     if device.type == "cuda":
         use_near_processors(device)
-    policy = make_policy(config, spec, device)
-    asyncio.run(serve(config, spec, policy, device, stop))
+    compute(config, spec, device, stop)
     return 0
+
+
+def compute(config: InferenceConfig, spec: EnvSpec, device: torch.device, stop: process.StopEvent) -> None:
+    """Make the policy on a device, and serve until SIGTERM.
+
+    Raises:
+        ConfigError: See `make_policy`.
+        FatalError: The GPU is full.
+    """
+    with gpus.full_gpu_explained(device, "choose a smaller inference.max_batch, set inference.device cpu"):
+        policy = make_policy(config, spec, device)
+        asyncio.run(serve(config, spec, policy, device, stop))
 
 
 def make_policy(config: InferenceConfig, spec: EnvSpec, device: torch.device) -> Policy:

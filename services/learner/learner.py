@@ -117,13 +117,13 @@ class Learner:
         Raises:
             Unavailable: A service the learner needs did not answer in time, or another machine was asked to end.
             StalePublisher: A newer learner took over.
-            FatalError: The checkpoint is of another run.
+            FatalError: The checkpoint is of another run, or the GPU is full.
         """
         if self._control.paused:
             _log.warning("paused, as before the restart; `tidemill ctl resume` continues")
         learning, is_left = self._build(), False
         try:
-            with ExitStack() as stack:
+            with gpus.full_gpu_explained(), ExitStack() as stack:  # also of what other threads raise here
                 if self._services_are_ready() and not self._run_is_over(stack):
                     is_over = self._train(learning, self._directory(stack), set_serving, stack)
                     is_left = self._rank.machines > 1 and not is_over and not self._stop.wait(_SIGNAL_S)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+import torch
 from prometheus_client import REGISTRY
 
 from tests.support.feeder import TABLE
@@ -18,7 +21,10 @@ from tidemill.errors import FailedPrecondition, FatalError
 from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.params.blob import unpack
 from tidemill.params.version import LATEST
+from tidemill.rl.agents.dqn import DQNAgent
 from tidemill.rpc.background import BackgroundServer
+from tidemill.services.learner.data.device import DevicePrefetcher
+from tidemill.services.learner.publishing import PolicyPublisher
 from tidemill.services.learner.status.progress import Progress
 from tidemill.services.tools.certs import make
 
@@ -203,6 +209,29 @@ def test_checkpoint_of_another_network_stops_the_start(cluster: LearnerCluster) 
     assert isinstance(refusal, FatalError)
     for word in ("16", "32", "run.name"):
         assert word in str(refusal)
+
+
+@pytest.mark.parametrize(
+    "asker, call",
+    [(PolicyPublisher, "publish"), (DevicePrefetcher, "start"), (DQNAgent, "update")],
+    ids=["version", "batch", "update"],
+)
+def test_learner_that_a_full_gpu_refuses_says_what_is_free(
+    asker: type, call: str, cluster: LearnerCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what to do, in one line, whatever asks for memory: a first version, a decoding thread, an update."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(asker, call, refuse)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (2**29, 79 * 2**30))
+    learner = cluster.start_learner()
+    cluster.feed()
+    error = learner.wait()
+    assert isinstance(error, FatalError)
+    assert re.search(naming("0.5 79.0 GiB agent.batch_size learner.mirror_device host"), str(error))
+    assert "\n" not in str(error)
 
 
 def test_absent_service_is_told_in_one_line(tmp_path: Path) -> None:

@@ -191,6 +191,8 @@ class ResumableState:
             self._draws_anew = stored.numel() != own.numel()
         try:
             self._agent.load_state_dict(checkpoint.agent)
+        except torch.OutOfMemoryError:
+            raise
         except (InvalidArgument, KeyError, RuntimeError, ValueError) as error:
             raise FatalError(f"{path} does not fit this run's agent: {error}") from error
         self._counters.load_state(checkpoint.counters)

@@ -12,7 +12,6 @@ import numpy as np
 import structlog
 from torch import Tensor
 
-from tidemill import gpus
 from tidemill.errors import ConfigError
 from tidemill.replay.sampling.priorities import PrioritySender
 from tidemill.rl.agents.interface import Agent, Update
@@ -279,14 +278,12 @@ class Trainer:
 
         Raises:
             ConfigError: An operation has no deterministic kernel, which torch says when it is called.
-            FatalError: The GPU is full.
         """
         batch, self._batch = self._batch, None
         assert batch is not None  # the ranks have agreed that none lacks one
         batch.device_batch.wait()
         try:
-            with gpus.full_gpu_explained():
-                return batch, self._agent.update(batch.columns, _scaled(batch, largest_weight))
+            return batch, self._agent.update(batch.columns, _scaled(batch, largest_weight))
         except RuntimeError as error:
             operation, undetermined, _ = str(error).partition(_UNDETERMINED)
             if not undetermined:

@@ -128,22 +128,6 @@ def test_operation_without_a_deterministic_kernel_ends_a_deterministic_run(
         scene.trainer.run()
 
 
-def test_update_that_a_full_gpu_refuses_ends_with_what_is_free(
-    tmp_path: Path, scenes: list[_Scene], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And with what to do, in one line."""
-    scene = _scene(scenes, tmp_path, Limits(), batches=1)
-
-    def update(batch: Mapping[str, Tensor], weight: Tensor) -> Update:
-        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB.")
-
-    monkeypatch.setattr(scene.agent, "update", update)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (2**29, 79 * 2**30))
-    with pytest.raises(FatalError, match=naming("0.5 79.0 GiB agent.batch_size learner.mirror_device host")) as raised:
-        scene.trainer.run()
-    assert "\n" not in str(raised.value)
-
-
 def test_host_is_at_most_four_updates_ahead_of_a_gpu(
     tmp_path: Path, scenes: list[_Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:

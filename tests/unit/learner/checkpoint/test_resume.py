@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -206,3 +207,12 @@ def test_state_the_agent_cannot_take_is_a_clear_error(tmp_path: Path) -> None:
     CheckpointStore(tmp_path, keep=1).write(_resumable(normed, Counters()).capture())
     with pytest.raises(FatalError, match=naming("checkpoint-000000-00000001.safetensors")):
         _resumable(build_agent(_SAC, _CONTINUOUS), Counters()).restore(CheckpointStore(tmp_path, keep=1))
+
+
+def test_gpu_that_is_full_is_not_taken_for_another_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state of an optimizer is made on the GPU at a restart; the learner then says what is free."""
+    agent, store = build_agent(_SAC, _CONTINUOUS), CheckpointStore(tmp_path, keep=1)
+    store.write(_resumable(agent, Counters()).capture())
+    monkeypatch.setattr(agent, "load_state_dict", Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory.")))
+    with pytest.raises(torch.OutOfMemoryError):
+        _resumable(agent, Counters()).restore(store)
