@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from tests.support.naming import naming
 from tidemill.config.load import from_document
@@ -19,6 +20,8 @@ from tidemill.rl.agents.hindsight import HindsightAgent
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.services.learner import learner
+from tidemill.services.learner.data import device as data_device
+from tidemill.services.learner.data.device import learner_device
 from tidemill.services.learner.learner import Learner, learning_agent
 from tidemill.types import WindowSpec
 
@@ -75,6 +78,22 @@ def test_updates_are_tried_before_the_gpu_is_opened(on_gpu: tuple[Learner, list[
     with pytest.raises(_BuiltError):
         made._build()
     assert done == ["try updates", "use cuda:1", "watch cuda:1", "build with none"]
+
+
+@pytest.mark.parametrize("asked, device", [("auto", "cpu"), ("cuda", "cuda:1")])
+def test_gpu_that_recorded_updates_alone_spoke_for_is_left_if_none_can_be(
+    asked: str, device: str, on_gpu: tuple[Learner, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A core computes small layers before the host has launched their kernels one by one. A GPU that is named stays."""
+    monkeypatch.setattr(learner, "learner_device", learner_device)
+    monkeypatch.setattr(data_device, "resolve_device", lambda *_: torch.device("cuda", 1))
+    settings = {"env": {"id": "CartPole-v1"}, "agent": {"algorithm": "dqn"}, "learner": {"device": asked}}
+    with pytest.raises(_BuiltError), capture_logs() as logs:
+        Learner(from_document(LearnerConfig, settings), threading.Event())._build()
+    done = [step for step in on_gpu[1] if not step.startswith("watch")]
+    assert done == ["try updates", f"use {device}", "build with none"]
+    told = [line["event"] for line in logs]
+    assert told == (["training on the GPU", "training on the CPU although there is a GPU"] if asked == "auto" else [])
 
 
 @pytest.mark.parametrize("step", ["use_device", "watch_gpu", "learning_agent"])
