@@ -14,7 +14,9 @@ from tidemill.logger import LateLogger
 _log = LateLogger()
 
 
-def named_device(setting: str, name: str, *, gpu: int = 0, wraps: bool = False) -> torch.device:
+def named_device(
+    setting: str, name: str, *, gpu: int = 0, wraps: bool = False, falls_back: bool = True
+) -> torch.device:
     """Return the device of a setting; a GPU always with its index, as `torch.cuda.set_device` needs it.
 
     Args:
@@ -22,6 +24,7 @@ def named_device(setting: str, name: str, *, gpu: int = 0, wraps: bool = False) 
         name: `cpu`, `cuda:N`, `cuda` or `auto`: a GPU if there is one, and the CPU otherwise.
         gpu: Index of the GPU that `cuda` and `auto` take.
         wraps: Count that index around the GPUs here, so that it may be any.
+        falls_back: Whether `auto` is the CPU where this build of torch has no kernels for the GPU.
 
     Raises:
         ConfigError: There is no such device on this machine, or this build of torch cannot use it.
@@ -42,15 +45,25 @@ def named_device(setting: str, name: str, *, gpu: int = 0, wraps: bool = False) 
         raise ConfigError(
             f"{setting} is {name!r}, but torch finds {count} GPUs here, not {device}; use one that exists, or cpu"
         )
-    gpus.check_capability(setting, device)
-    return device
+    if not (why := gpus.why_without_kernels(device)):
+        return device
+    if name == "auto" and falls_back:
+        return torch.device(_cpu_because(why))
+    raise ConfigError(
+        f"{setting} is {name!r}, but {why}; choose another GPU, install a build of torch for an older CUDA, or set "
+        f"{setting} to cpu"
+    )
 
 
 def _automatic() -> str:
     if why := gpus.why_unusable():
-        _log.warning("cannot use the GPU, computing on the CPU", why=why)
-        return "cpu"
+        return _cpu_because(why)
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _cpu_because(why: str) -> str:
+    _log.warning("cannot use the GPU, computing on the CPU", why=why)
+    return "cpu"
 
 
 def flush_denormals() -> None:

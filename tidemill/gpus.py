@@ -100,24 +100,13 @@ def check_usable(wanted: str, instead: str) -> None:
         raise ConfigError(f"{wanted}, but {why}; {remedy}")
 
 
-def check_capability(setting: str, device: torch.device) -> None:
-    """Refuse a GPU that this build of torch has no kernels for; the first update would fail on it.
-
-    Args:
-        setting: The name of the setting that chose it.
-        device: A GPU that torch can use.
-
-    Raises:
-        ConfigError: Says what it has, and what is needed.
-    """
+def why_without_kernels(device: torch.device) -> str:
+    """Return why the first operation on a GPU that torch can use would fail; empty if this build has kernels for it."""
     needed = needed_capability()
     if needed is None or (has := torch.cuda.get_device_capability(device)) >= needed:
-        return
+        return ""
     name = torch.cuda.get_device_name(device)
-    raise ConfigError(
-        f"{setting} is {str(device)!r}, a {name} of compute capability {has[0]}.{has[1]}, but {needs()}; choose "
-        f"another GPU, install a build of torch for an older CUDA, or set {setting} to cpu"
-    )
+    return f"{device} is a {name} of compute capability {has[0]}.{has[1]}, and {needs()}"
 
 
 _LEARNS_WITH_LESS = "choose a smaller agent.batch_size, set learner.mirror_device host"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import NoReturn
@@ -200,7 +201,7 @@ def test_services_are_counted_around_the_gpus(gpu: int, device: str, monkeypatch
 def test_gpu_without_kernels_is_refused(
     capability: tuple[int, int], is_refused: bool, cuda_13: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A V100 is listed by torch, and the first operation on it fails."""
+    """A V100 is listed by torch, and the first operation on it fails. `auto` is then the CPU of a learner alone."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
@@ -209,8 +210,15 @@ def test_gpu_without_kernels_is_refused(
     if not is_refused:
         assert str(named_device("learner.device", "cuda")) == "cuda:0"
         return
-    with pytest.raises(ConfigError, match=naming("'cuda:0' V100 7.0 7.5")):
-        named_device("learner.device", "auto")
+    with pytest.raises(ConfigError, match=naming("'cuda' cuda:0 V100 7.0 7.5")):
+        named_device("learner.device", "cuda")
+    with pytest.raises(ConfigError, match=naming("'auto' cuda:0 V100 7.0 7.5")):
+        resolve_device("auto", RankInfo(0, 8, 0))
+    with capture_logs() as logs:
+        assert named_device("learner.device", "auto") == torch.device("cpu")
+    (line,) = logs
+    assert line["event"] == "cannot use the GPU, computing on the CPU"
+    assert re.search(naming("cuda:0 V100 7.0 7.5"), line["why"])
 
 
 def test_gpu_without_room_for_cuda_itself_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,11 +167,11 @@ def resolve_device(name: str, rank: RankInfo | None = None) -> torch.device:
         ConfigError: There is no such device on this machine, this build of torch cannot use it, all ranks would share
             one GPU, or all would train on the CPU because torch can use none of the GPUs here.
     """
-    if rank is not None and rank.size > 1 and name == "auto":
+    rank = rank or RankInfo()
+    if rank.size > 1 and name == "auto":
         gpus.check_usable(f"{rank.size} learners would share the CPU", "set learner.device to cpu")
-    if rank is not None:
-        check_device(name, rank.size)
-    return named_device("learner.device", name, gpu=0 if rank is None else rank.local_index)
+    check_device(name, rank.size)
+    return named_device("learner.device", name, gpu=rank.local_index, falls_back=rank.size == 1)
 
 
 LARGE_PRODUCTS = 2**23
