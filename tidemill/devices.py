@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from tidemill import gpus
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, GpuUnusable
 from tidemill.logger import LateLogger
 
 _log = LateLogger()
@@ -27,7 +27,8 @@ def named_device(
         falls_back: Whether `auto` is the CPU where this build of torch has no kernels for the GPU.
 
     Raises:
-        ConfigError: There is no such device on this machine, or this build of torch cannot use it.
+        ConfigError: There is no such device.
+        GpuUnusable: It is not on this machine, or this build of torch cannot use it.
     """
     wanted = _automatic() if name == "auto" else name
     if wanted.startswith("cuda"):
@@ -42,14 +43,14 @@ def named_device(
     if wraps and wanted == "cuda":
         device = torch.device("cuda", gpu % max(count, 1))
     if device.index >= count:
-        raise ConfigError(
+        raise GpuUnusable(
             f"{setting} is {name!r}, but torch finds {count} GPUs here, not {device}; use one that exists, or cpu"
         )
     if not (why := gpus.why_without_kernels(device)):
         return device
     if name == "auto" and falls_back:
         return torch.device(_cpu_because(why))
-    raise ConfigError(
+    raise GpuUnusable(
         f"{setting} is {name!r}, but {why}; choose another GPU, install a build of torch for an older CUDA, or set "
         f"{setting} to cpu"
     )

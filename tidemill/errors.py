@@ -3,6 +3,7 @@
 TidemillError
 ├── InvalidArgument        a value is wrong: the message names the field, the value and what is allowed
 │   └── ConfigError        a setting is unknown or has the wrong type
+│       └── GpuUnusable    a setting asks for a GPU that is not there, or that torch cannot use: it may have been lost
 ├── NotFound               there is no such table, version or tag
 ├── AlreadyExists          the name is taken by something with another configuration
 ├── FailedPrecondition     the call is right but not now: a stale publisher, a closed stream
@@ -79,6 +80,10 @@ class InvalidArgument(TidemillError):
 
 class ConfigError(InvalidArgument):
     """A setting is unknown, missing or of the wrong type."""
+
+
+class GpuUnusable(ConfigError):
+    """A setting asks for a GPU that is not there, or that torch cannot use."""
 
 
 class NotFound(TidemillError):

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from tidemill import linux
-from tidemill.errors import ConfigError, FatalError
+from tidemill.errors import FatalError, GpuUnusable
 
 DRIVERS = {11: 450, 12: 525, 13: 580}
 """The oldest driver for each major version of CUDA; within one, older drivers run newer minor versions."""
@@ -93,11 +93,11 @@ def check_usable(wanted: str, instead: str) -> None:
         instead: What to do on a machine that is to compute on its CPU.
 
     Raises:
-        ConfigError: Says which driver is there and which one is needed, or what torch says of it.
+        GpuUnusable: Says which driver is there and which one is needed, or what torch says of it.
     """
     if why := why_unusable():
         remedy = f"update the driver, reboot, install a build of torch for an older CUDA, or {instead}"
-        raise ConfigError(f"{wanted}, but {why}; {remedy}")
+        raise GpuUnusable(f"{wanted}, but {why}; {remedy}")
 
 
 def why_without_kernels(device: torch.device) -> str:
@@ -107,6 +107,27 @@ def why_without_kernels(device: torch.device) -> str:
         return ""
     name = torch.cuda.get_device_name(device)
     return f"{device} is a {name} of compute capability {has[0]}.{has[1]}, and {needs()}"
+
+
+@contextmanager
+def retried_if_lost(run_folder: Path) -> Iterator[None]:
+    """Have a process of a run that has trained end as one to be started again, where it has no GPU that it can use.
+
+    Such a run had one. Its driver may be reset, or the process may be started again on another machine, while a wrong
+    setting ends the run.
+
+    Args:
+        run_folder: The run's.
+
+    Raises:
+        FatalError: In place of GpuUnusable, if the run has a checkpoint.
+    """
+    try:
+        yield
+    except GpuUnusable as error:
+        if not (run_folder / "checkpoints").exists():
+            raise
+        raise FatalError(str(error)) from error
 
 
 _LEARNS_WITH_LESS = "choose a smaller agent.batch_size, set learner.mirror_device host"

@@ -63,20 +63,22 @@ def _start(arguments: Sequence[str]) -> int:
     if not wait_for_service("cluster.params", config.cluster.params, config.cluster.connect_timeout_s, stop):
         return 0
     spec = watched_spec(config.env)
-    device = named_device("inference.device", config.inference.device, gpu=config.inference.index, wraps=True)
-    if device.type == "cuda":
-        use_near_processors(device)
-    compute(config, spec, device, stop)
+    compute(config, spec, stop)
     return 0
 
 
-def compute(config: InferenceConfig, spec: EnvSpec, device: torch.device, stop: process.StopEvent) -> None:
-    """Make the policy on a device, and serve until SIGTERM.
+def compute(config: InferenceConfig, spec: EnvSpec, stop: process.StopEvent) -> None:
+    """Make the policy on its device, and serve until SIGTERM.
 
     Raises:
-        ConfigError: See `make_policy`.
-        FatalError: The GPU is full.
+        ConfigError: See `named_device` and `make_policy`.
+        FatalError: The GPU is full, or a run that has trained has lost it.
     """
+    settings = config.inference
+    with gpus.retried_if_lost(config.run.folder):
+        device = named_device("inference.device", settings.device, gpu=settings.index, wraps=True)
+    if device.type == "cuda":
+        use_near_processors(device)
     with gpus.full_gpu_explained(device, "choose a smaller inference.max_batch, set inference.device cpu"):
         policy = make_policy(config, spec, device)
         asyncio.run(serve(config, spec, policy, device, stop))

@@ -145,7 +145,9 @@ class Learner:
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(container_limits.cpus()))
         seed_rng(config.run.seed)
         spec = watched_spec(config.env)
-        device, batch_size = learner_device(config, spec, self._rank), self._rank.local_batch_size(config)
+        batch_size = self._rank.local_batch_size(config)
+        with gpus.retried_if_lost(config.run.folder):
+            device = learner_device(config, spec, self._rank)
         if not config.run.deterministic:  # `auto` is then nothing, so that a run is the same on every machine
             # Before this process opens the GPU, which it may have to itself: the trial is another process.
             chosen = with_chosen_compile(config.agent, spec, device, batch_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -14,7 +15,7 @@ from tests.support.naming import naming
 from tidemill.config.load import from_document
 from tidemill.config.sections import LearnerConfig
 from tidemill.envs.make import spec_of
-from tidemill.errors import FatalError
+from tidemill.errors import ConfigError, FatalError
 from tidemill.rl.agents.dqn import DQNAgent
 from tidemill.rl.agents.hindsight import HindsightAgent
 from tidemill.rl.agents.interface import Agent
@@ -94,6 +95,26 @@ def test_gpu_that_recorded_updates_alone_spoke_for_is_left_if_none_can_be(
     assert done == ["try updates", f"use {device}", "build with none"]
     told = [line["event"] for line in logs]
     assert told == (["training on the GPU", "training on the CPU although there is a GPU"] if asked == "auto" else [])
+
+
+@pytest.mark.parametrize("asked, works", [("cuda:7", True), ("cuda", False)])
+def test_run_that_has_trained_is_tried_again_without_its_gpu(
+    asked: str, works: bool, on_gpu: tuple[Learner, list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A GPU that is lost may return, or another machine has one; a new run asks for what was never there."""
+    monkeypatch.setattr(learner, "learner_device", learner_device)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 7)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: works)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    settings = {"env": {"id": "CartPole-v1"}, "agent": {"algorithm": "dqn"}, "learner": {"device": asked}}
+    config = from_document(LearnerConfig, {**settings, "run": {"root": str(tmp_path), "name": "lost"}})
+    named = naming(f"learner.device '{asked}' 7 GPUs")
+    with pytest.raises(ConfigError, match=named):
+        Learner(config, threading.Event())._build()
+    (config.run.folder / "checkpoints").mkdir(parents=True)
+    with pytest.raises(FatalError, match=named):
+        Learner(config, threading.Event())._build()
+    assert on_gpu[1] == []
 
 
 @pytest.mark.parametrize("step", ["use_device", "watch_gpu", "learning_agent"])
