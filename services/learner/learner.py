@@ -166,7 +166,11 @@ class Learner:
                 use_near_processors(device)
             agent = learning_agent(config, spec, device, batch_size)
         table = self._pace.table(agent, stored_columns(config.agent, spec))
-        return Learning(agent, table, device, spec, Threads(most) if tries else None)
+        eager = None
+        if device.type == "cuda" and getattr(config.agent, "compile", "none") == "cuda-graphs":
+            without = replace(config, agent=replace(config.agent, compile="none"))  # type: ignore[type-var]
+            eager = partial(learning_agent, without, spec, device, batch_size)
+        return Learning(agent, table, device, spec, Threads(most) if tries else None, eager)
 
     def _directory(self, stack: ExitStack) -> ShardDirectory:
         cluster = self._config.cluster
@@ -209,7 +213,7 @@ class Learner:
         self._progress.on_update = callbacks.on_update
         timeout_s = self._config.learner.ranks_timeout_s
         group = stack.enter_context(joined_group(self._rank, learning.device, timeout_s))
-        learning.agent.set_process_group(group)
+        learning = joined(learning, group)
         checkpointer, publisher, rollback = self._start_outputs(learning, group, directory, stack)
         outputs = TrainerOutputs(None, publisher, checkpointer, group, callbacks.on_publish, threads=learning.threads)
         feed = self._pace.open(learning, outputs, directory, stack)
@@ -444,6 +448,24 @@ def publish_least_s(config: LearnerConfig, device: torch.device) -> float:
         return asked
     is_on_policy = config.table.sampler == "fifo" or config.learner.max_policy_lag >= 0
     return 0.0 if device.type != "cuda" or is_on_policy else PUBLISH_LEAST_S
+
+
+def joined(learning: Learning, group: LearnerGroup) -> Learning:
+    """Return the agent as one of the ranks', which record updates as CUDA graphs if each of them can record its own.
+
+    The others would wait for a rank that cannot. Their step sizes are rounded to float32 where they fall, and those of
+    that rank are not, so that the parameters of the ranks would part.
+
+    Args:
+        learning: The agent as this rank would train it alone.
+        group: The ranks; every one of them calls this.
+    """
+    vote = StepVote(stop=False, pause=False, lacks_batch=learning.eager is None, largest_weight=0.0)
+    if group.all_agree(vote).lacks_batch and learning.eager is not None:
+        _log.warning("another learner cannot record updates as CUDA graphs; running them without here, too")
+        learning = replace(learning, agent=learning.eager(), eager=None)
+    learning.agent.set_process_group(group)
+    return learning
 
 
 def learning_agent(config: LearnerConfig, spec: EnvSpec, device: torch.device, batch_size: int) -> Agent:

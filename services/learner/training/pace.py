@@ -42,6 +42,7 @@ class Learning:
         device: Where it computes.
         spec: Of the environment.
         threads: Chooses how many compute an update; None if their number is fixed.
+        eager: Makes the agent without recorded updates, for an agent that records them; None for any other.
     """
 
     agent: Agent
@@ -49,6 +50,7 @@ class Learning:
     device: torch.device
     spec: EnvSpec
     threads: Threads | None = None
+    eager: Callable[[], Agent] | None = None
 
 
 @dataclass(frozen=True)

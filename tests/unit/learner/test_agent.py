@@ -24,7 +24,7 @@ from tidemill.services.learner import learner
 from tidemill.services.learner.data import device as data_device
 from tidemill.services.learner.data.device import learner_device
 from tidemill.services.learner.learner import Learner, learning_agent
-from tidemill.types import WindowSpec
+from tidemill.types import EnvSpec, WindowSpec
 
 
 def test_agent_is_wrapped_only_where_goals_are_relabelled() -> None:
@@ -115,6 +115,27 @@ def test_run_that_has_trained_is_tried_again_without_its_gpu(
     with pytest.raises(FatalError, match=named):
         Learner(config, threading.Event())._build()
     assert on_gpu[1] == []
+
+
+def test_learner_that_records_updates_can_make_its_agent_without(
+    on_gpu: tuple[Learner, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For another rank that cannot record them; an agent that records none is not made twice."""
+    built: list[str] = []
+
+    def build(config: LearnerConfig, spec: EnvSpec, _: torch.device, batch_size: int) -> Agent:
+        settings = cast(DQNConfig, config.agent)
+        built.append(settings.compile)
+        on_cpu = replace(config, agent=replace(settings, compile="none"))
+        return learning_agent(on_cpu, spec, torch.device("cpu"), batch_size)
+
+    monkeypatch.setattr(learner, "learning_agent", build)
+    assert on_gpu[0]._build().eager is None
+    monkeypatch.setattr(learner, "with_chosen_compile", lambda config, *_: replace(config, compile="cuda-graphs"))
+    eager = on_gpu[0]._build().eager
+    assert eager is not None
+    eager()
+    assert built == ["none", "cuda-graphs", "none"]
 
 
 @pytest.mark.parametrize("step", ["use_device", "watch_gpu", "learning_agent"])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
 from torch import Tensor
 
 from tests.support.clock import Clock
@@ -29,11 +30,12 @@ from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.services.learner.data.decoder import Batch
 from tidemill.services.learner.data.device import DeviceBacklog, resolve_device
 from tidemill.services.learner.distributed.learner_group import RankInfo, SingleLearner, StepVote, joined_group
-from tidemill.services.learner.learner import Learner
+from tidemill.services.learner.learner import Learner, joined
 from tidemill.services.learner.status.control import Control
 from tidemill.services.learner.status.counters import Counters
 from tidemill.services.learner.status.divergence import Diverged
 from tidemill.services.learner.status.progress import Progress
+from tidemill.services.learner.training.pace import Learning
 from tidemill.services.learner.training.trainer import Limits, Trainer, TrainerOutputs
 
 
@@ -257,6 +259,23 @@ def test_batch_of_a_vote_given_ahead_is_kept(word: StepVote) -> None:
     reason = _trainer(_Others(_NOTHING, word), agent, [_batch(), _batch()], 2).run()
     assert len(agent.batches) == (1 if word.stop else 2)
     assert reason == ("another rank stopped" if word.stop else "run.max_learner_steps (2) reached")
+
+
+def test_updates_are_recorded_by_all_ranks_or_by_none() -> None:
+    """A rank that could record its own makes its agent without if another one cannot, and says so."""
+    recorded, eager = FakeAgent(), FakeAgent()
+    learning = Learning(recorded, Mock(), torch.device("cpu"), Mock(), eager=lambda: eager)
+    with capture_logs() as logs:
+        assert joined(learning, _Others(_NOTHING)) is learning
+        assert joined(learning, SingleLearner()) is learning
+        cannot = replace(learning, eager=None)
+        assert joined(cannot, ranks := _Others(_NOTHING)) is cannot
+    assert (logs, ranks.heard[0].lacks_batch) == ([], True)
+    with capture_logs() as logs:
+        assert joined(learning, _Others(_LACKS)).agent is eager
+    assert [line["event"] for line in logs] == [
+        "another learner cannot record updates as CUDA graphs; running them without here, too"
+    ]
 
 
 def test_place_is_what_torchrun_says() -> None:
