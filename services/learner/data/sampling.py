@@ -152,7 +152,8 @@ class LearnerRows:
             opened.append(DeviceRows(table.signature, rows, device, self._config.table.chunk_length))
             return opened[0]
 
-        free = free_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+        on_host = device.type == "cpu"
+        free = free_bytes() // self._rank.local_size if on_host else torch.cuda.mem_get_info(device)[0]
         try:
             mirror = self._mirror(table, shape, free, elsewhere=keep)
         except torch.OutOfMemoryError as error:

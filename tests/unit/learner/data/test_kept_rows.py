@@ -88,6 +88,19 @@ def test_table_that_does_not_fit_a_gpu(asked: str, on_device: bool, monkeypatch:
     assert mirror.size.slots == 5_000 // 16
 
 
+@pytest.mark.parametrize("asked, device", [("host", None), ("device", CPU)])
+def test_learners_of_a_machine_divide_its_memory(
+    asked: str, device: torch.device | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the host is the training device: each sees all of it free at the start."""
+    monkeypatch.setattr(sampling, "free_bytes", lambda: 4 * 2 * 5_000 * STEP_BYTES)
+    config = _config("--learner.mirror-device", asked)
+    rows = LearnerRows(config, RankInfo(1, 4, 1), SingleLearner(), stride=1, device=device)
+    mirror = rows.keep(CONFIG, SHAPE)
+    assert mirror is not None
+    assert mirror.size.slots == 5_000 // 16
+
+
 def test_room_for_shards_that_are_replaced_counts_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host's memory is taken as it is filled, a GPU's whole: half as many rows fit."""
     monkeypatch.setattr(sampling, "free_bytes", lambda: 2 * 5_000 * STEP_BYTES)
