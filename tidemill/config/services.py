@@ -136,7 +136,8 @@ class InferenceSettings:
     """Torch threads on a CPU, at least 1."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of the forward pass of image networks with `dqn` and `r2d2`. Other policies act in float32 and
-    refuse `bfloat16`. `auto` times both at the start and takes the faster."""
+    refuse `bfloat16`. `auto` times both at the start and takes the faster. In float32 a GPU convolves in TF32,
+    unless `NVIDIA_TF32_OVERRIDE=0` is in the environment."""
     max_batch: int = 256
     """Maximum number of environments in one forward pass, at least 1. One actor may not have more environments than
     this."""

@@ -82,7 +82,7 @@ class MatmulSettings:
 
     update_precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of matrix products in an update. Everything else is float32. `auto`: bfloat16 for images where it
-    is faster."""
+    is faster. In `float32` a GPU convolves in TF32, unless `NVIDIA_TF32_OVERRIDE=0` is in the environment."""
     channels_last: Literal["auto", True, False] = "auto"
     """Channels-last layout of images during an update. `auto`: on a GPU, and on a CPU in float32, where it is faster.
     In bfloat16 a CPU gains nothing."""

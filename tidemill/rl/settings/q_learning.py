@@ -166,7 +166,8 @@ class R2D2Config(QLearningSettings, SequenceSettings):
     optimizer_epsilon: float = 1e-3
     max_grad_norm: float = 40.0
     update_precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of matrix products before the LSTM in an update. `auto`: bfloat16 for images where it is faster."""
+    """Number format of matrix products before the LSTM in an update. `auto`: bfloat16 for images where it is faster. In
+    `float32` a GPU convolves in TF32, unless `NVIDIA_TF32_OVERRIDE=0` is in the environment."""
     compile: Literal["auto", "none", "default", "cuda-graphs"] = "auto"
     """Acceleration of updates. `none`: off. `default`: torch compiles every step of a sequence separately, which takes
     minutes. `cuda-graphs`: a GPU gets whole updates in a few launches. `auto`: CUDA graphs if the update can be
