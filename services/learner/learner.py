@@ -275,7 +275,7 @@ class Learner:
         self, learning: Learning, group: LearnerGroup, directory: ShardDirectory, stack: ExitStack
     ) -> tuple[Checkpointer | None, PolicyPublisher | None, Rollback | None]:
         """Restore, publish a first version, and have all ranks start as the first one does."""
-        state = self._resumable_state(learning.agent)
+        state = self._resumable_state(learning)
         if not self._rank.is_first:
             state.load_bytes(group.broadcast(b""))
             return None, None, None
@@ -334,11 +334,16 @@ class Learner:
         if self._divergence is not None:
             self._divergence.mark(self._config.cluster.connect_timeout_s)
 
-    def _resumable_state(self, agent: Agent) -> ResumableState:
+    def _resumable_state(self, learning: Learning) -> ResumableState:
         algorithm, ranks = self._config.agent.algorithm, str(self._rank.size)
-        written_by = {"tidemill": version("tidemill"), "torch": torch.__version__, "learners": ranks}
+        written_by = {
+            "tidemill": version("tidemill"),
+            "torch": torch.__version__,
+            "learners": ranks,
+            "device": learning.device.type,
+        }
         return ResumableState(
-            agent,
+            learning.agent,
             self._counters,
             algorithm=algorithm,
             config_digest=self._digest,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,6 +24,7 @@ from tidemill.params.blob import unpack
 from tidemill.params.version import LATEST
 from tidemill.rl.agents.dqn import DQNAgent
 from tidemill.rpc.background import BackgroundServer
+from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.learner.data.device import DevicePrefetcher
 from tidemill.services.learner.publishing import PolicyPublisher
 from tidemill.services.learner.status.progress import Progress
@@ -150,6 +152,21 @@ def test_resumed_learner_trains_on(cluster: LearnerCluster) -> None:
     assert status.restored.startswith("checkpoint-000001-00000001: 50 updates")
     assert "the table holds" in status.restored
     assert (status.fencing_token, status.checkpoint_steps) == (2, 50)
+
+
+def test_learner_that_continues_on_another_device_says_so(cluster: LearnerCluster) -> None:
+    """As with `learner.device: auto` where the GPU is lost; the log alone named the CPU."""
+    first = cluster.start_learner("--run.max-learner-steps", "5")
+    cluster.feed()
+    assert first.wait() is None
+    store = CheckpointStore(cluster.checkpoints, keep=1)
+    found = store.newest()
+    assert found is not None
+    checkpoint = found[1]
+    store.write(replace(checkpoint, written_by={**checkpoint.written_by, "device": "cuda"}))
+    cluster.start_learner()
+    status = cluster.wait_for_status(lambda s: bool(s.restored), "the restart")
+    assert ", with device cuda then, cpu now" in status.restored
 
 
 def test_replay_service_restarted_empty_is_filled_and_used_again(cluster: LearnerCluster, tmp_path: Path) -> None:
