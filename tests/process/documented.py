@@ -48,6 +48,7 @@ BUDGETS = (
     (r"--episodes \d+", "--episodes 2"),
     (r"C=configs/quickstart.yaml", "C=configs/endless.yaml"),
     (r"\bbox1\b", "localhost"),
+    (r"runs/NAME/cluster", "runs/running/cluster"),
     (r"runs/NAME", "runs/quickstart"),
     (r"scripts\.trace_transition$", r"\g<0> --steady-s 8 --record-s 1"),
 )
@@ -59,7 +60,6 @@ FIRST = ("make quickstart", "tidemill train --config pong_dqn --launcher.actors 
 SERVES = (
     (r"(env/bin/)?tidemill (replay --|paramserver|inference).*", " serving "),
     (r"tidemill learner .*|python -m tidemill.services.learner.torchrun .*", " listening .*address"),
-    (r"tidemill actor .* --cluster.replay .*", " listening "),
     (r"tidemill actor .*", " acting starts "),
     (r"tidemill evaluator .*", " evaluated "),
     (r"tensorboard .*", "http://"),
@@ -83,22 +83,15 @@ class Before:
 
 
 _HAND = "docs/by-hand.md"
-_TLS = (
-    "--{0}.server.tls-cert certs/server.pem --{0}.server.tls-key certs/server.key --{0}.server.tokens certs/tokens.txt"
-)
 _PLAIN = ("tidemill replay --config $C", "tidemill paramserver --config $C")
-_PARAMS_BY_TLS = (
-    f"tidemill paramserver --config $C --paramserver.server.address 0.0.0.0:7402 {_TLS.format('paramserver')}"
-)
 _RUNNING = "tidemill train --config configs/endless.yaml --run.name running"
 
 BEFORE = (
     Before("tidemill plot runs/a runs/b .*", run="cp -r runs/quickstart runs/a; cp -r runs/quickstart runs/b"),
-    Before("tidemill (evaluate|export) runs/pong .*", run="ln -sfn pong_dqn runs/pong"),
     Before("tidemill status", serve=(_RUNNING,)),
     Before("tidemill actor .* --cluster.inference .*", _HAND, stop="actor.id a1"),
+    Before("tidemill actor --config runs/NAME/cluster.yaml .*", stop="", serve=(_RUNNING,)),
     Before("tidemill certs .*", _HAND, stop=""),
-    Before("tidemill actor .* --cluster.params box1:7402", serve=(_PARAMS_BY_TLS,)),
     Before("tidemill replay .* 127.0.0.1:7411", _HAND, stop="", run="unset TIDEMILL_TLS_CA TIDEMILL_TOKEN_FILE"),
     Before("tidemill learner .* 127.0.0.1:7411 .*", serve=_PLAIN[1:]),
     Before("tidemill replay --folder data .*", _HAND, stop=""),
@@ -142,7 +135,7 @@ ELSEWHERE = (
         r".* -m scripts.mutants .*", "tests/unit/test_mutants.py", "runs tests again for each of 16 or 84 mutants"
     ),
     Elsewhere(
-        "tidemill log .* --to wandb",
+        r"pip install 'tidemill\[wandb\]' && wandb login|tidemill log .* --to wandb",
         "tests/process/test_log.py::test_run_is_sent_to_weights_and_biases",
         "needs wandb, which is in an environment of its own",
     ),
@@ -212,7 +205,7 @@ ELSEWHERE = (
         "trains only while a simulator plays",
     ),
     Elsewhere(
-        "docker compose (build|.* build.*|up -d|ps|logs -f .*)",
+        "docker compose (build|.* build.*|(--env-file second.env )?up -d|ps|logs -f .*)",
         f"{_STACK}test_every_container_becomes_healthy",
         _DOCKER,
     ),

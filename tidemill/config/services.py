@@ -37,9 +37,9 @@ class StorageSettings:
     """Guarantee behind an acknowledged append. `write`: the operating system has the data, so it survives a killed
     process. `fsync`: the disk has the data, so it survives a power failure; each append waits for the disk."""
     fsync_interval_ms: float = 200.0
-    """Longest time between a write and its sync to disk, in milliseconds; a sync that is due waits for the one under
-    way. A power failure loses at most this much and the time of two syncs. Unused with `ack` `fsync`, which syncs as
-    often as the disk allows."""
+    """Longest time between a write and its sync to disk, in milliseconds. Syncs do not overlap. A power failure
+    loses at most the data of this interval plus the time of two syncs. Unused with `ack` `fsync`, which syncs as often
+    as the disk allows."""
     segment_mib: int = 64
     """Size of a log segment, in MiB, at which it is closed and the next one is started."""
     max_queue_mib: int = 64
@@ -182,9 +182,9 @@ class LearnerSettings:
     layers stay on the CPU."""
     threads: int = -1
     """Torch threads on a CPU. 0: as many as the machine or container has processors. -1: the same, but at most 8, if
-    observations are images and this is the only learner, otherwise 1. Now and then it tries 1, and takes the
-    number with which updates are clearly faster: 1 where other processes need the processors. With
-    `run.deterministic` the default is 1."""
+    observations are images and this is the only learner, otherwise 1. With -1 and several threads,
+    the learner sometimes measures one thread and keeps it if updates are clearly faster, as when other processes need
+    the processors. With `run.deterministic` the default is 1."""
     updates_per_env_step: float = 1.0
     """Updates per agent decision, kept by the table's rate limiter. 0: as many as possible. The default depends on the
     algorithm: 0.25 for `dqn`, `d4pg`, `r2d2` and `sac_discrete`, 0 for algorithms that learn from rollouts."""
@@ -205,9 +205,9 @@ class LearnerSettings:
     """Memory for the learner's copy of the table, in MiB. With a copy, each step is sent only once. 0 disables it. -1
     sizes it for the whole table, but takes at most half of the free memory, shared by all learners on the machine."""
     mirror_device: Literal["auto", "host", "device"] = "auto"
-    """Memory that holds the copy's observations. `device`: the training device's. `host`: the machine's. `auto`: the
-    GPU's if they all fit, otherwise the machine's, where several learners share one copy. On a GPU, `mirror_mib` -1
-    takes at most half of its free memory."""
+    """Memory that holds the copy's observations. `device`: memory of the training device. `host`: main memory. `auto`:
+    GPU memory if all observations fit, otherwise main memory, where several learners share one copy. On a GPU,
+    `mirror_mib` -1 takes at most half of its free memory."""
     share_mirror: bool = True
     """Share one copy of the table among the learners of a machine that train together. One of them then samples for
     all."""
@@ -259,8 +259,8 @@ class ActorSettings:
     id: str = ""
     """Name of the actor, unique in the cluster. Empty: host name and process id."""
     index: int | None = None
-    """Number of this actor, from 0, for its place on the exploration ladder and its seeds. None: one computed from
-    `actor.id`, so actors that are numbered by hand set this, too."""
+    """Number of this actor, from 0, for its place on the exploration ladder and its seeds. None: computed
+    from `actor.id`. Set it if you number actors by hand."""
     index_from_dns: bool = False
     """Take the actor's number from the end of this host's DNS name, as for a replica of Docker Compose."""
     count: int = 1
@@ -324,8 +324,8 @@ class EvaluatorSettings:
     """Agent decisions before the first evaluation. 0: evaluate from the start."""
     every_env_steps: int = 0
     """Agent decisions from one evaluation to the next. The first version published after each multiple is evaluated, so
-    that runs with different seeds are measured at the same points. Multiples below `start_env_steps` are left out, and
-    those that a slow evaluator misses. 0: by `min_interval_s` alone."""
+    that runs with different seeds are measured at the same points. Multiples below `start_env_steps` are skipped. So
+    are multiples that a slow evaluator misses. 0: by `min_interval_s` alone."""
     last_timeout_s: float = 120.0
     """Longest time for the evaluation that ends a run, in seconds, or twice the longest evaluation so far if that is
     more. The run then ends with the scores it has."""
@@ -360,7 +360,7 @@ class LauncherSettings:
     """`tidemill train`: the processes on this machine."""
 
     actors: int = 1
-    """Actor processes to start, at least 0. You can add more by hand (docs/by-hand.md)."""
+    """Actor processes to start, at least 0. More can join a running run (docs/by-hand.md)."""
     replay: bool = True
     """Start a replay service for the run. If off, `cluster.replay` is the address of one that is running. Several runs
     may share it if each has its own `table.name` and `actor.id`."""
@@ -380,8 +380,8 @@ class LauncherSettings:
     start_timeout_s: float = 120.0
     """Seconds that a service may take to become healthy. It is then killed and restarted."""
     frozen_timeout_s: float = 30.0
-    """Seconds without an answer to health checks after which a service is killed and restarted. It is reported after
-    ten seconds or less."""
+    """Seconds without an answer to health checks after which a service is killed and restarted. A missing answer is
+    reported within ten seconds."""
     fork_services: bool = True
     """Fork services from one process that has already imported torch. They start and restart seconds faster and share
     its memory. Needs Linux 5.3 and a Python with `os.pidfd_open`; otherwise services are started as programs."""

@@ -62,12 +62,12 @@ class EnvSettings:
     """Agent decisions after which an evaluation episode is truncated. 0 keeps the environment's own limit. Set it for
     an environment without a limit: otherwise a policy that never fails is evaluated forever."""
     step_timeout_s: float = 300.0
-    """Longest time for one step, in seconds. After half of it the process reports itself unhealthy. After all of it the
-    process ends and is restarted; with `env.isolate`, only the environment's own process. 0: no limit, except that
+    """Longest time for one step, in seconds. After half of this time the process reports itself unhealthy. At the
+    limit it ends and is restarted; with `env.isolate`, only the environment's own process. 0: no limit, except that
     `evaluator.last_timeout_s` limits the evaluation that ends a run."""
     reset_timeout_s: float = 0.0
-    """Longest time to make and reset an environment, in seconds. 0: the same as `step_timeout_s`. A batch of N has N
-    times as long to be made, and so have the first resets of N isolated environments, which run together. Without
+    """Longest time to make and reset an environment, in seconds. 0: the same as `step_timeout_s`. Making a batch
+    of N environments may take N times as long. So may the first resets of N isolated environments. Without
     `env.isolate` one call may step some environments and reset others, so the longer of the two limits applies to
     both."""
     on_failure: str = "restart"
@@ -110,7 +110,7 @@ class EnvSettings:
     """Atari: newest frames that the network sees at once, 1 to 16."""
     frame_skip: int = 4
     """Atari: emulator frames per agent decision, at least 1. Rewards are summed over them; the observation is the
-    maximum of the last two."""
+    pixelwise maximum of the last two frames."""
     noop_max: int = 30
     """Atari: maximum no-op frames at the start of an episode. Their number is drawn from 0 to this."""
     fire_reset: bool = True

@@ -40,6 +40,7 @@ from tidemill.services.launcher.run.loggers import LoggerProcesses
 from tidemill.services.launcher.run.paths import (
     check_addresses,
     check_finds_log,
+    check_given_addresses,
     check_keeps_shards,
     check_new_log,
     check_owns_log,
@@ -85,6 +86,7 @@ def train(argv: Sequence[str]) -> int:
     if fresh:
         arguments.remove("--fresh")
     config = with_absolute_log(load(RunConfig, arguments, prog="tidemill train", description=_TRAIN))
+    check_given_addresses(arguments)
     check_free(config.run.folder, fresh=fresh)
     check_new_log(config, fresh=fresh)
     check_addresses(config)
@@ -105,6 +107,7 @@ def resume(argv: Sequence[str]) -> int:
     check_has_begun(path)
     file = path / "config.yaml"
     config = load(RunConfig, argv[1:], prog=f"tidemill resume {path}", description=_RESUME, file=file)
+    check_given_addresses(argv[1:])
     before = from_document(RunConfig, read_document(file))
     check_names_run(before, config, path)
     check_finds_log(before, with_run_paths(config, path))

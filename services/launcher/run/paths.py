@@ -11,9 +11,10 @@ import dataclasses
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from tidemill.config.load import from_document, read_document
+from tidemill.config.load import from_document, read_document, take_option
 from tidemill.config.sections import RunConfig
 from tidemill.errors import AlreadyExists, ConfigError, FatalError
 from tidemill.linux import LONGEST_SOCKET
@@ -129,6 +130,19 @@ def why_out_of_reach(address: str) -> str:
 def _chosen(server: ServerSettings, default: ServerSettings, socket: Path) -> ServerSettings:
     is_chosen = server.address != default.address and not server.address.endswith(":0")
     return server if is_chosen else dataclasses.replace(server, address=_socket(socket))
+
+
+def check_given_addresses(arguments: Sequence[str]) -> None:
+    """Raise a `ConfigError` if an option gives a service its default address, which would count as not given.
+
+    A file cannot tell: config.yaml of every run has the defaults.
+    """
+    defaults = {name: getattr(_DEFAULT, name).server.address for name in ("replay", "paramserver", "learner")}
+    refuse(
+        f"{name}.server.address is {address!r}, the default, which this command replaces by a socket: give another port"
+        for name, address in defaults.items()
+        if take_option(list(arguments), f"--{name}.server.address")[0] == address
+    )
 
 
 def check_shards(config: RunConfig) -> None:

@@ -57,6 +57,8 @@ _FILE_ENDINGS = {
     "conf",
 }
 _PLACEHOLDERS = re.compile(r"\b(?:RUN|NAME|COMMAND|SERVICE|FOLDER|FILE|X|LOGGER|BUNDLE|ROLE)\b|\.\.\.|…|\$\(|[<>]")
+_RUNNING = re.compile(r"runs/NAME/cluster\.yaml")
+"""Settings that a run has while it is running."""
 _PROGRAMS = {"tidemill", "docker", "tar", "base64", "head", "cat", "sudo"}
 _ASSIGNMENT = re.compile(r"\w+=")
 _SERVICES = {
@@ -106,7 +108,7 @@ def _simple_commands(line: str) -> Iterator[list[str]]:
 
 def _parse_tidemill(words: Sequence[str]) -> None:
     """Parse a `tidemill` command line by the command itself, up to where it would begin."""
-    name, rest = words[0], list(words[1:])
+    name, rest = words[0], [_RUNNING.sub("quickstart", word) for word in words[1:]]
     if name.startswith("-") or "--help" in rest:
         assert name in (*cli.COMMANDS, "--version", "--help"), words
         return
@@ -162,7 +164,7 @@ def _check_compose(words: Sequence[str]) -> None:
     if not words or words[0] != "compose":
         return
     words = words[1:]
-    while words[0] in ("-f", "--profile"):
+    while words[0] in ("-f", "--profile", "--env-file"):
         words = words[2:]
     verb, *rest = words
     assert verb in _VERBS, f"docker compose has no {verb}"

@@ -15,12 +15,13 @@ from unittest.mock import Mock
 import pytest
 
 from tests.support.naming import naming
-from tidemill.config.load import load, load_config
+from tidemill.config.load import load, load_config, write_document
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import StorageSettings
 from tidemill.config.yaml_text import written
 from tidemill.errors import ConfigError, FatalError
+from tidemill.services.launcher import cli
 from tidemill.services.launcher.commands.summary import describe_restored
 from tidemill.services.launcher.commands.train import remove_leftover_sockets
 from tidemill.services.launcher.run.env_check import check_environment
@@ -101,6 +102,21 @@ def test_run_of_another_cluster_is_told_how_to_reach_what_is_started_here(infere
     config = load(RunConfig, shlex.split(options), prog="resume", description="", file=file)
     check_addresses(config)
     assert config.cluster == RunConfig().cluster
+
+
+@pytest.mark.parametrize("words", [["train"], ["resume", "runs/a"]])
+def test_default_address_is_refused_as_an_option(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would count as not given: the service would listen at a socket, where nobody who was given it would look."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    write_document(RunConfig(run=RunSettings(name="a")), folder / "config.yaml")
+    (folder / ".lock").touch()
+    refused_later = ["--cluster.params", "elsewhere:7402"]
+    with pytest.raises(ConfigError, match=naming("learner.server.address '127.0.0.1:7403' another port")):
+        cli.COMMANDS[words[0]].load()([*words[1:], "--learner.server.address=127.0.0.1:7403", *refused_later])
 
 
 def test_machine_without_a_temporary_folder_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
