@@ -61,12 +61,17 @@ def run(service: str, main: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (ConfigError, UnknownFormat) as error:
-        print(f"{service}: {error}", file=sys.stderr)
+        print(_printable(f"{service}: {error}"), file=sys.stderr)
         return 2
     except TidemillError as error:
         kind = f"{type(error).__name__}: " if names_errors and not isinstance(error, FatalError) else ""
-        print(f"{service}: {kind}{error}", file=sys.stderr)
+        print(_printable(f"{service}: {kind}{error}"), file=sys.stderr)
         return ENV_FAILED if isinstance(error, EnvFailed) and error.is_final else 1
+
+
+def _printable(text: str) -> str:
+    """Return a text with escapes in place of what a terminal would not show but obey, such as to move its cursor."""
+    return "".join(each if each.isprintable() or each in "\n\t" else repr(each)[1:-1] for each in text)
 
 
 def _open_standard_streams() -> None:

@@ -170,8 +170,10 @@ def _config_of(arguments: argparse.Namespace) -> EvaluatorConfig:
 
 def _print_subject(config: EvaluatorConfig, params: Params, first: int) -> None:
     metadata = params.version.metadata
+    # Of a bundle, both are whatever its author wrote.
+    algorithm, env_id = (repr(name)[1:-1] for name in (metadata.algorithm, config.env.id))
     print(
-        f"version {params.number}: {metadata.algorithm} on {config.env.id}, "
+        f"version {params.number}: {algorithm} on {env_id}, "
         f"{metadata.learner_steps:,} updates, {metadata.env_steps:,} agent decisions\n"
         f"{config.evaluator.episodes} episodes, {config.evaluator.policy}, seeds from {first}",
         flush=True,

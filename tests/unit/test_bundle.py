@@ -5,10 +5,12 @@ from __future__ import annotations
 import datetime
 import json
 import re
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import gymnasium
 import numpy as np
@@ -152,6 +154,39 @@ def test_unknown_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bundle/bundle.json"
     path.write_bytes(seal(json.loads(path.read_text())["content"] | {"format": 2}))
     with pytest.raises(FatalError, match=naming("bundle.json 2 1")):
+        read_bundle(tmp_path / "bundle")
+
+
+def _reseal(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the document of a bundle as anybody can: its checksum is nobody's signature."""
+    path = folder / "bundle.json"
+    content = json.loads(path.read_text())["content"]
+    change(content)
+    path.write_bytes(seal(content))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda content: content.pop("version"), "'version'"),
+        (lambda content: content.pop("exported"), "'exported'"),
+        (lambda content: content.update(env_spec=[]), "list"),
+        (lambda content: content["env_spec"].update(colour="red"), "'colour'"),
+        (lambda content: content["env_spec"].update(observation_shape="wide"), "'wide'"),
+        (lambda content: content["env_spec"].update(observation_parts=[1]), "int"),
+        (lambda content: content["version"].update(encodings=[]), "fields"),
+        (lambda content: content["version"].update(version="../5"), "version '../5'"),
+        (lambda content: content["version"]["metadata"].update(learner_steps="many"), "learner_steps 'many'"),
+        (lambda content: content["version"]["metadata"].update(algorithm=["sac"]), "algorithm ['sac']"),
+    ],
+)
+def test_sealed_document_with_other_fields_is_refused(
+    change: Callable[[dict[str, Any]], object], message: str, tmp_path: Path
+) -> None:
+    """In one line that names the file: a checksum says nothing about who wrote it, or with which version."""
+    _bundle(tmp_path)
+    _reseal(tmp_path / "bundle", change)
+    with pytest.raises(DataLoss, match=naming(tmp_path / "bundle/bundle.json", message)):
         read_bundle(tmp_path / "bundle")
 
 
@@ -349,6 +384,33 @@ def test_observation_that_settings_change_for_training_is_explained(
     with pytest.raises(InvalidArgument, match=re.escape(remedy)) as raised:
         tidemill.load_policy(tmp_path / "bundle").act(observation)
     assert "allowed: (3,), or N of them" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "env, sizes",
+    [
+        ({"flatten": True}, {"board": 2, "hand": 1}),
+        ({"flatten": True, "observation_indices": [0, 2, 4]}, {"board": 3, "hand": 2}),
+        ({"observation_indices": [0, 2, 4]}, {"board": 5}),
+    ],
+)
+def test_advice_on_an_observation_with_its_mask_can_be_followed(
+    env: dict[str, Any], sizes: dict[str, int], tmp_path: Path
+) -> None:
+    """Training took the mask out before it flattened the rest or chose from it."""
+    settings = {**_SETTINGS, "agent": {"algorithm": "dqn", "network": "mlp", "hidden_sizes": [8]}}
+    settings["env"] = {"id": "CartPole-v1", "action_mask": "observation.legal", **env}
+    _bundle(tmp_path, settings, EnvSpec((3,), "float32", num_actions=4, masks_actions=True))
+    policy = tidemill.load_policy(tmp_path / "bundle")
+    parts = {name: gymnasium.spaces.Box(-1, 1, (size,)) for name, size in sizes.items()}
+    space = gymnasium.spaces.Dict({**parts, "legal": gymnasium.spaces.MultiBinary(4)})
+    observation = {**space.sample(), "legal": np.array([0, 0, 1, 0], np.int8)}
+    with pytest.raises(InvalidArgument) as refused:
+        policy.act(observation)
+    arguments = str(refused.value).partition(" give ")[2]
+    names = {"act": policy.act, "env": Mock(observation_space=space), "gymnasium": gymnasium}
+    exec(f"action = act({arguments})", names | {"observation": observation}, chosen := dict[str, Any]())
+    assert chosen["action"] == 2
 
 
 @pytest.mark.parametrize(
@@ -581,6 +643,47 @@ def test_bundle_of_a_stranger_imports_nothing(
     told = capsys.readouterr().err
     assert "--trust" in told
     assert "trusted=True" not in told
+
+
+def _terminal_obeys(text: str) -> bool:
+    return not text.replace("\n", "").isprintable()
+
+
+def test_code_to_be_trusted_is_shown_as_it_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It cannot take the place of the line that asks for trust, or hide what else would be imported."""
+    _bundle(tmp_path)
+    config = tmp_path / "bundle/config.yaml"
+    env = {"vector": "evil:make", "id": "a:\x1b[2K\rtidemill evaluate: nothing is imported; --trust\x1b[8m"}
+    config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), "env": env}))
+    assert evaluate([str(tmp_path / "bundle")]) == 2
+    told = capsys.readouterr().err
+    assert "env.vector: 'evil:make'" in told
+    assert not _terminal_obeys(told)
+    with pytest.raises(ConfigError) as refused:
+        tidemill.load_policy(tmp_path / "bundle")
+    assert not _terminal_obeys(str(refused.value))
+
+
+def test_names_in_a_bundle_are_printed_as_they_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An algorithm's name neither sets the clipboard nor adds a line to the report."""
+    _bundle(tmp_path)
+    name = "sac\x1b]52;c;bHM=\x07\nmean 999"
+    _reseal(tmp_path / "bundle", lambda content: content["version"]["metadata"].update(algorithm=name))
+    assert evaluate([str(tmp_path / "bundle"), "--episodes", "1", "--num-envs", "1"]) == 0
+    said = capsys.readouterr().out
+    assert not _terminal_obeys(said)
+    assert "\nmean 999" not in said
+
+
+def test_bundle_with_a_section_of_one_value_says_what_is_expected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As for any other file of settings; it is looked at first for code that it names."""
+    _bundle(tmp_path)
+    config = tmp_path / "bundle/config.yaml"
+    config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), "env": "CartPole-v1"}))
+    assert evaluate([str(tmp_path / "bundle")]) == 2
+    assert "env is 'CartPole-v1', must be a mapping of settings, such as {id: CartPole-v1}" in capsys.readouterr().err
 
 
 def test_algorithm_that_is_no_text_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

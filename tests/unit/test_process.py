@@ -132,6 +132,20 @@ sys.exit(process.run("x", main))
     assert (done.returncode, done.stderr) == (code, f"{line}\n")
 
 
+def test_control_characters_of_an_error_are_escaped() -> None:
+    """A message may quote a file or a server; only its line breaks and tabs are for the terminal."""
+    script = """
+import sys
+from tidemill import errors, process
+def main():
+    raise errors.ConfigError("a\\tb\\nc\\x1b]0;title\\x07\\rd \\u00e9\\u202e")
+sys.exit(process.run("x", main))
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=_BOUND_S, check=False)
+    assert done.stderr == "x: a\tb\nc\\x1b]0;title\\x07\\rd \u00e9\\u202e\n"
+
+
 @pytest.mark.parametrize("count, is_all", [(900, True), (3000, False)])
 def test_output_that_nobody_takes_holds_up_nothing(count: int, is_all: bool) -> None:
     """A reader that is late gets all, or the first and the newest lines, each of them whole."""

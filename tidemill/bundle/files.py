@@ -25,7 +25,7 @@ from typing import Any
 from tidemill import formats
 from tidemill.config.load import read_document
 from tidemill.config.yaml_text import written
-from tidemill.errors import AlreadyExists, ConfigError, DataLoss, NotFound
+from tidemill.errors import AlreadyExists, ConfigError, DataLoss, InvalidArgument, NotFound
 from tidemill.params.document import from_version, seal, to_version, unseal
 from tidemill.params.stored import read_params
 from tidemill.params.version import BEST, LATEST, Params, Precision
@@ -84,7 +84,7 @@ def check_trusted(folder: Path, *, trusted: bool, by: str = "trusted=True") -> N
     if trusted or not is_bundle(folder):
         return
     if named := named_code(read_document(folder / CONFIG)):
-        listed = ", ".join(f"{setting}: {value}" for setting, value in named.items())
+        listed = ", ".join(f"{setting}: {value!r}" for setting, value in named.items())
         raise ConfigError(f"{folder} would import and run code ({listed}); if you trust where it comes from: {by}")
 
 
@@ -221,22 +221,24 @@ def read_bundle(folder: Path) -> Bundle:
         DataLoss: A file is corrupt.
         FatalError: It has a format that this version does not know.
     """
+    file = folder / DOCUMENT
     try:
-        content = unseal((folder / DOCUMENT).read_bytes(), folder / DOCUMENT, formats.BUNDLE)
+        content = unseal(file.read_bytes(), file, formats.BUNDLE)
         blob = (folder / POLICY).read_bytes()
+        version = to_version(content["version"])
+        spec = {**content["env_spec"], "observation_spaces": content.get("observation_spaces", ())}
+        params, env_spec = Params(version, Precision.FULL, blob), EnvSpec.from_document(spec)
+        bundle = Bundle(params, env_spec, content["result"], content["versions"], content["exported"])
     except FileNotFoundError as error:
         raise NotFound(f"{folder} is not a bundle: it has no {Path(error.filename).name}") from error
     except DataLoss as error:
-        raise DataLoss(f"{folder / DOCUMENT} is corrupt: {error}") from error
-    version = to_version(content["version"])
+        raise DataLoss(f"{file} is corrupt: {error}") from error
+    except (KeyError, TypeError, ValueError, InvalidArgument) as error:
+        raise DataLoss(f"{file} does not have the fields of a bundle: {error}") from error
     encoding = version.encoding(Precision.FULL)
     if len(blob) != encoding.size_bytes or hashlib.sha256(blob).digest() != encoding.sha256:
         raise DataLoss(f"{folder / POLICY} does not match its size and SHA-256")
-    env_spec = EnvSpec.from_document(
-        {**content["env_spec"], "observation_spaces": content.get("observation_spaces", ())}
-    )
-    params = Params(version, Precision.FULL, blob)
-    return Bundle(params, env_spec, content["result"], content["versions"], content["exported"])
+    return bundle
 
 
 def read_policy_params(folder: Path, selector: int | str | None = None) -> Params:

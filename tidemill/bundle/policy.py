@@ -15,6 +15,7 @@ from tidemill.bundle.hub import local_folder
 from tidemill.config.evaluation import noop_max_of
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import EvaluatorConfig
+from tidemill.envs.settings import OBSERVATION
 from tidemill.errors import ConfigError, FatalError, InvalidArgument
 from tidemill.observation_parts import check_options, packed, stored, without_mask
 from tidemill.observation_parts import unpack as parts_of
@@ -207,12 +208,20 @@ class TrainedPolicy:
     def _allowed(self) -> str:
         """The shape of an observation, and how to make one of the environment's own where settings changed it."""
         env, made = self._config.env, "observation"
+        source, _, key = env.action_mask.partition(".")
+        has_mask = source == OBSERVATION
         if env.flatten:
-            made = f"gymnasium.spaces.flatten(env.observation_space, {made})"
+            space = "env.observation_space"
+            if has_mask:
+                space = f"gymnasium.spaces.Dict({{name: part for name, part in {space}.items() if name != {key!r}}})"
+            made = f"gymnasium.spaces.flatten({space}, {made})"
+        elif has_mask:
+            made = f"next(part for name, part in {made}.items() if name != {key!r})"
         if env.observation_indices:
             made += f"[..., {list(env.observation_indices)}]"
-        remedy = "" if made == "observation" else f"; of the environment's own observation give {made}"
-        return f"{self.env_spec.observation_shape}, or N of them{remedy}"
+        remedy = f"; of the environment's own observation give {made}" if env.flatten or env.observation_indices else ""
+        mask = f", action_mask=observation[{key!r}]" if remedy and has_mask else ""
+        return f"{self.env_spec.observation_shape}, or N of them{remedy}{mask}"
 
     def _array(self, observation: Any) -> NDArray[Any]:  # noqa: ANN401 - what the caller has
         try:

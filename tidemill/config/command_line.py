@@ -171,7 +171,7 @@ def _entry(option: str, names: Sequence[str], source: list[str]) -> dict[str, An
 def _parsed(option: str, word: str) -> Any:  # noqa: ANN401 - what YAML has
     try:
         return parse(word)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(
             f"option {option} has a value that is not YAML: {' '.join(described_error(error, 'it').split())}"
         ) from error

@@ -74,7 +74,6 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
             text = describe_section(prog, asked, settings) if asked else overview(settings, prog, description)
         sys.stdout.write(f"{text}\n")
         raise SystemExit(0)
-    refuse(_no_sections(document))
     replaced: list[str] = []
     options = document_of(rest, _skeleton(config, _algorithm_of(document, algorithm)), replaced)
     settings, notes = _combined(config, file, document, options, algorithm)
@@ -100,7 +99,7 @@ def load_run(config: str | Path | None, options: Mapping[str, Any]) -> tuple[Run
     file = find_config(str(config)) if config is not None else None
     document = read_document(file) if file else {}
     given = by_sections(options)
-    refuse([*_no_sections(document), *_no_sections(given)])
+    refuse(_no_sections(given))
     algorithm = (given.get("agent") or {}).get("algorithm")
     return _combined(RunConfig, file, document, given, None if algorithm is None else str(algorithm))
 
@@ -259,7 +258,7 @@ def read_document(path: Path, name: str = "--config") -> dict[str, Any]:
         name: Of what the file is given as, for messages.
 
     Raises:
-        ConfigError: the file is missing or is not a YAML mapping.
+        ConfigError: the file is missing, is not a YAML mapping or has a section that is none.
         FatalError: it has a format that this version does not know.
     """
     try:
@@ -276,6 +275,7 @@ def read_document(path: Path, name: str = "--config") -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ConfigError(f"{name} {str(path)!r} must hold a mapping of sections, got {type(document).__name__}")
     formats.check_format(formats.CONFIG, document.pop(formats.KEY, None), path)
+    refuse(_no_sections(document))
     return document
 
 

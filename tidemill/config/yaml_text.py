@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import yaml
@@ -51,12 +52,37 @@ for _reads_or_writes in (Loader, _Dumper):
     )
 
 
+_REPEATED = 1_000_000
+"""How many characters and values aliases may add to a text."""
+
+
 def parse(text: str) -> Any:  # noqa: ANN401 - what the text says
-    """Return the value of a YAML text; raises yaml.YAMLError."""
-    return yaml.load(text, Loader)
+    """Return the value of a YAML text; raises yaml.YAMLError, also for aliases that repeat too much."""
+    loader = Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _expanded_size(node, {}) > 2 * len(text) + _REPEATED:  # without an alias a node has no more than two
+            problem = f"aliases (*name) repeat over {_REPEATED:,} characters: write out what they stand for, or less"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
 
 
-def described_error(error: yaml.YAMLError, source: object) -> str:
+def _expanded_size(node: yaml.Node, known: dict[int, int]) -> int:
+    """Return the characters and values of a node with the nodes of aliases in their place; 0 for a node in itself."""
+    if id(node) not in known:
+        known[id(node)] = 0
+        below = node.value if isinstance(node, yaml.SequenceNode) else ()
+        below = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else below
+        own = len(node.value) if isinstance(node, yaml.ScalarNode) else 0
+        known[id(node)] = 1 + own + sum(_expanded_size(each, known) for each in below)
+    return known[id(node)]
+
+
+def described_error(error: Exception, source: object) -> str:
     """Return the message of an error of `parse`, with the name of what the text is from."""
     return str(error).replace('"<unicode string>"', str(source))
 

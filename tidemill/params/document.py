@@ -75,9 +75,25 @@ def to_version(document: dict[str, Any]) -> Version:
                 for item in document["encodings"]
             ),
         }
-        return Version(**fields)
-    except (KeyError, TypeError, ValueError) as error:
+        version = Version(**fields)
+        _check_kinds(version, version.metadata, *version.encodings)
+        version.encoding(Precision.FULL)  # there is one
+    except (IndexError, KeyError, TypeError, ValueError) as error:
         raise DataLoss(f"the description has unexpected fields: {error}") from error
+    return version
+
+
+_KINDS = {"int": int, "str": str}
+"""Types of fields that JSON has as they are, by their annotation."""
+
+
+def _check_kinds(*described: Version | ParamsMetadata | Encoding) -> None:
+    """Raise TypeError for a number or a text that is something else."""
+    for each in described:
+        for field in dataclasses.fields(each):
+            value, kind = getattr(each, field.name), str(field.type)
+            if kind in _KINDS and type(value) is not _KINDS[kind]:
+                raise TypeError(f"{field.name} is {value!r}")
 
 
 def _digest(content: object) -> str:

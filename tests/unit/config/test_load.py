@@ -155,6 +155,23 @@ def test_load_refuses_a_wrong_file(tmp_path: Path, text: str, words: str) -> Non
     assert "unicode string" not in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["env: {kwargs: {%s}}", "agent: {hidden_sizes: {%s}}", "unknown: {%s}"])
+def test_aliases_that_repeat_each_other_are_refused(text: str, tmp_path: Path) -> None:
+    """A kilobyte of them stands for more values than anybody could check or print."""
+    lists = ["a0: &a0 [x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 13))]
+    file = tmp_path / "run.yaml"
+    file.write_text(text % ", ".join(lists))
+    for words in (["--config", str(file)], ["--env.kwargs", "a", f"{{{', '.join(lists)}}}"]):
+        with pytest.raises(ConfigError, match=naming("aliases 1,000,000")):
+            _load(RunConfig, *words)
+
+
+def test_aliases_repeat_what_they_stand_for() -> None:
+    """Also as the base of another mapping, in which a key may be written again."""
+    read = parse("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: [*a, *a]")
+    assert read == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}, "c": [{"x": 1, "y": 2}] * 2}
+
+
 def test_yaml_error_names_the_file_and_the_line(tmp_path: Path) -> None:
     """Whichever part of the text is wrong."""
     file = tmp_path / "run.yaml"
