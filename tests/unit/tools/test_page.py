@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tidemill.config.load import from_document
-from tidemill.config.run import RunSettings
+from tidemill.config.run import ClusterSettings, RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.learner.status import LearnerState, LearnerStatus
+from tidemill.services.launcher.view.processes import AskedServices
 from tidemill.services.launcher.view.status import ClusterStatus
 from tidemill.services.tools.page import _at_its_end, _RunClock
 
@@ -65,3 +67,13 @@ def test_end_of_a_run_outlasts_its_learner(tmp_path: Path) -> None:
     assert found == LearnerStatus(LearnerState.ENDED, learner_steps=8, env_steps=7, params_version=6, end="asked")
     answers = replace(gone, learner_answers=True)
     assert _at_its_end(answers, config) == answers
+
+
+def test_service_whose_socket_is_elsewhere_is_shown_with_where_to_ask(tmp_path: Path) -> None:
+    """Of a run on another machine, or with another /tmp; a service that may be reached just does not answer."""
+    here, elsewhere = f"unix://{tmp_path}/a.sock", f"unix://{tmp_path}/missing/a.sock"
+    with closing(AskedServices(ClusterSettings(replay=(here,), params=elsewhere, learner=elsewhere))) as asked:
+        reasons = {row.name: row.reason for row in asked()}
+    assert reasons["replay"] == f"no answer from {here}"
+    assert reasons["paramserver"] == reasons["learner"]
+    assert f"no {tmp_path}/missing here; ask where the run was started" in reasons["learner"]
