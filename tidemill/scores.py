@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -59,23 +60,63 @@ def read_scores(file: Path) -> list[Score]:
         DataLoss: any other line is not a score.
         FatalError: the file has a format that this version does not know.
     """
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    except FileNotFoundError:
-        return []
-    if lines and not lines[-1].endswith("\n"):  # a row whose writing was cut
-        lines.pop()
-    if not lines:
-        return []
-    try:
-        header, *rows = csv.reader(lines)
-    except csv.Error as error:
-        raise DataLoss(f"{file} is not a table of scores: {error}; move it aside") from error
-    if formats.KEY in header and rows:
-        _check_format(file, rows[-1][header.index(formats.KEY) :])
-    if tuple(header) not in (FILE_COLUMNS, COLUMNS):
-        raise DataLoss(f"{file} does not start with the columns {','.join(COLUMNS)}, move it aside")
-    return [_parse(file, number, header, cells) for number, cells in enumerate(rows, start=2)]
+    return list(ScoreReader(file).read())
+
+
+class ScoreReader:
+    """Reads a scores.csv again and again, and parses only the rows that were added since."""
+
+    def __init__(self, file: Path) -> None:
+        """Read nothing yet."""
+        self._file = file
+        self._forget()
+
+    def read(self) -> tuple[Score, ...]:
+        """Return the rows, as `read_scores` does: the same tuple while none is added.
+
+        A file that was replaced, changed at its end or cut is read from its start.
+        """
+        try:
+            added = self._read_added()
+        except FileNotFoundError:
+            self._forget()
+            return ()
+        if whole := added[: added.rfind(b"\n") + 1]:  # without a row whose writing was cut
+            self._parse(whole)
+        return self._rows
+
+    def _forget(self) -> None:
+        self._header: list[str] = []
+        self._rows: tuple[Score, ...] = ()
+        self._last_line, self._end, self._inode = b"", 0, 0
+
+    def _read_added(self) -> bytes:
+        """Return the bytes behind the last line that was read, or all of another file."""
+        with self._file.open("rb") as content:
+            content.seek(self._end - len(self._last_line))
+            found, inode = content.read(), os.fstat(content.fileno()).st_ino
+            if inode != self._inode or not found.startswith(self._last_line):
+                self._forget()
+                self._inode = inode
+                content.seek(0)
+                found = content.read()
+        return found[len(self._last_line) :]
+
+    def _parse(self, data: bytes) -> None:
+        file = self._file
+        try:
+            rows = list(csv.reader(data.decode(errors="replace").splitlines(keepends=True)))
+        except csv.Error as error:
+            raise DataLoss(f"{file} is not a table of scores: {error}; move it aside") from error
+        header = self._header or rows.pop(0)
+        if formats.KEY in header and rows:
+            _check_format(file, rows[-1][header.index(formats.KEY) :])
+        if tuple(header) not in (FILE_COLUMNS, COLUMNS):
+            raise DataLoss(f"{file} does not start with the columns {','.join(COLUMNS)}, move it aside")
+        first = len(self._rows) + 2
+        self._rows += tuple(_parse(file, number, header, cells) for number, cells in enumerate(rows, start=first))
+        self._header, self._end = header, self._end + len(data)
+        self._last_line = data[data.rfind(b"\n", 0, -1) + 1 :]
 
 
 def read_best(folder: Path, target: float | None) -> Score | None:

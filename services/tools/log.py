@@ -25,7 +25,7 @@ from tidemill.file_lock import open_locked, unlock
 from tidemill.installation import command_name
 from tidemill.loggers.interface import LoggedRun, RunLogger, check_logger, make_logger
 from tidemill.process import stop_event
-from tidemill.scores import Score, read_scores
+from tidemill.scores import Score, ScoreReader
 from tidemill.services.launcher.run.folder import check_is_run, is_running, name_of
 from tidemill.settings.argument_parser import ArgumentParser
 
@@ -191,6 +191,7 @@ class Follower:
         self._folder = folder
         self._file = _file_of(folder, name, ".json")
         self._place = _read_place(self._file)
+        self._scores = {kind: ScoreReader(folder / f"{kind}.csv") for kind in ("scores", "confirmations")}
         if _is_copy(folder, name, self._place):
             print(f"{folder} is a copy of {self._place.folder}; it is sent as another run", flush=True)
             self._place = Place()
@@ -222,7 +223,8 @@ class Follower:
         for kind, counter in (("evaluation", "scores"), ("confirmation", "confirmations")):
             path = self._folder / f"{counter}.csv"
             begin = getattr(self._place, counter)
-            for count, point in enumerate(_points_of_scores(kind, read_scores(path)[begin:], path), begin + 1):
+            scores = self._scores[counter].read()[begin:]
+            for count, point in enumerate(_points_of_scores(kind, scores, path), begin + 1):
                 self._logger.log(point.step, point.scalars, point.time_s)
                 setattr(self._place, counter, count)
                 self._save()
@@ -331,7 +333,7 @@ def _called(name: str, writer: str) -> str:
     return name if writer in ("", CLUSTER) else f"actors/{writer}/{name.removeprefix('actor/')}"
 
 
-def _points_of_scores(kind: str, scores: list[Score], file: Path) -> Iterator[Point]:
+def _points_of_scores(kind: str, scores: Sequence[Score], file: Path) -> Iterator[Point]:
     """Yield a point for each row; a file does not say when a row was written, so all have the time of the newest."""
     for score in scores:
         values = ((f"{kind}/{name}", getattr(score, name)) for name in _OF_A_SCORE)

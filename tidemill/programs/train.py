@@ -19,7 +19,7 @@ from tidemill.errors import ConfigError, FatalError, TidemillError, Unavailable
 from tidemill.programs.cluster import Cluster
 from tidemill.programs.progress import ProgressLine, describe
 from tidemill.programs.result import RunResult
-from tidemill.scores import Score, read_scores
+from tidemill.scores import Score, ScoreReader
 
 _POLL_S = 1.0
 _LAST_LINES = 12
@@ -115,6 +115,7 @@ def _follow(cluster: Cluster, line: ProgressLine | None) -> None:
     """Show progress and warnings until the run ends."""
     began_s = time.monotonic()
     shown, has_started = 0, False
+    files = [ScoreReader(cluster.folder / name) for name in ("scores.csv", "confirmations.csv")]
     while not _has_ended(cluster):
         if line is None:
             continue
@@ -125,8 +126,7 @@ def _follow(cluster: Cluster, line: ProgressLine | None) -> None:
         status = cluster.poll()
         has_started |= status is not None
         # Until then they may be those of an earlier run of this name.
-        files = (cluster.folder / name for name in ("scores.csv", "confirmations.csv"))
-        scores, confirmations = (_scores(file) if has_started else [] for file in files)
+        scores, confirmations = (_scores(file) if has_started else () for file in files)
         line.show(describe(status, scores, cluster.config.run, time.monotonic() - began_s, confirmations))
 
 
@@ -139,10 +139,10 @@ def _has_ended(cluster: Cluster) -> bool:
     return True
 
 
-def _scores(file: Path) -> list[Score]:
+def _scores(file: ScoreReader) -> tuple[Score, ...]:
     with contextlib.suppress(TidemillError):  # a run does not depend on being watched
-        return read_scores(file)
-    return []
+        return file.read()
+    return ()
 
 
 def _without_end(run: RunSettings) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.config.sections import RunConfig
+from tidemill.scores import Score
 from tidemill.services.launcher.page.server import StatusPage
 from tidemill.services.launcher.run.folder import log_file
 from tidemill.services.launcher.run.verbs import apply_verb
@@ -125,7 +126,7 @@ class RunDocument:
                 "newest": status.newest and dataclasses.asdict(status.newest),
                 "best": status.best and dataclasses.asdict(status.best),
                 "evaluations": len(status.scores),
-                "scores": _thinned([[s.env_steps, s.mean, s.std, s.wall_s] for s in status.scores]),
+                "scores": [[s.env_steps, s.mean, s.std, s.wall_s] for s in _thinned(status.scores)],
                 "warnings": list(status.warnings),
                 "events": events,
                 "logs": self._logs(status),
@@ -157,13 +158,13 @@ def last_lines(file: Path) -> list[str]:
     return [line[:_LINE_CHARACTERS] for line in lines[-_LOG_LINES:]]
 
 
-def _thinned(points: list[list[float]]) -> list[list[float]]:
-    """Return at most so many of the points: among them the first, the best and the newest."""
-    if len(points) <= _POINTS:
-        return points
-    every, last = math.ceil(len(points) / (_POINTS - 2)), len(points) - 1
-    best = max(range(len(points)), key=lambda index: points[index][1])
-    return [points[index] for index in sorted({0, best, *range(last, 0, -every)})]
+def _thinned(scores: Sequence[Score]) -> Sequence[Score]:
+    """Return at most so many of the scores: among them the first, the best and the newest."""
+    if len(scores) <= _POINTS:
+        return scores
+    every, last = math.ceil(len(scores) / (_POINTS - 2)), len(scores) - 1
+    best = max(range(len(scores)), key=lambda index: scores[index].mean)
+    return [scores[index] for index in sorted({0, best, *range(last, 0, -every)})]
 
 
 def _finite(value: Any) -> Any:  # noqa: ANN401 - what JSON holds

@@ -18,7 +18,7 @@ from tidemill.learner.client import LearnerClient
 from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableDescription
-from tidemill.scores import EVALUATING, Score, best_score, read_scores
+from tidemill.scores import EVALUATING, Score, ScoreReader, best_score
 from tidemill.services.launcher.run.continuation import trained_s
 from tidemill.services.launcher.supervise.supervisor import Phase
 from tidemill.services.launcher.view.curves import by_kind, env_failures, training_return
@@ -87,7 +87,11 @@ class StatusPoller:
         self._refused = 0, ""
         """Newest version that could not be evaluated, and the reason; the file has it until the next evaluation."""
         self._evaluator = config.evaluator if is_new_session else None  # else it may have other settings
-        self._earlier = len(self._scores("scores.csv")), len(self._scores("confirmations.csv"))
+        self._scores = ScoreReader(folder / "scores.csv")
+        self._confirmations = ScoreReader(folder / "confirmations.csv")
+        self._ranked: tuple[Sequence[Score], Sequence[Score], Score | None] = (), (), None
+        """Scores and confirmations of the last poll, and the best of them."""
+        self._earlier = len(_rows(self._scores)), len(_rows(self._confirmations))
         """Rows of earlier sessions, which may have had other numbers of episodes."""
         self.learner: LearnerStatus | None = None
         """Last status of the learner, with the counts of the one before while it starts; None if it never answered."""
@@ -98,7 +102,7 @@ class StatusPoller:
         """Return the state of the run now."""
         now_s = time.monotonic()
         processes = self._processes()
-        scores, confirmations = self._scores("scores.csv"), self._scores("confirmations.csv")
+        scores, confirmations = _rows(self._scores), _rows(self._confirmations)
         if _has_ended("learner", processes):
             answer, self.learner = None, _up_to(scores, self.learner)
         else:
@@ -119,10 +123,10 @@ class StatusPoller:
             learner_answers=answer is not None,
             env_steps_per_s=self._env_steps_per_s(now_s, answer),
             newest=scores[-1] if scores else None,
-            best=best_score(scores, confirmations, self._target),
+            best=self._best(scores, confirmations),
             first=scores[0] if scores else None,
-            scores=tuple(scores),
-            confirmations=tuple(confirmations),
+            scores=scores,
+            confirmations=confirmations,
             training_return=training_return(self._folder),
             evaluating=describe_evaluating(self._folder),
             is_disk_full=sample.is_disk_full,
@@ -163,10 +167,18 @@ class StatusPoller:
             return self._client.get_status()
         return None
 
-    def _scores(self, file: str) -> list[Score]:
-        with contextlib.suppress(TidemillError):
-            return read_scores(self._folder / file)
-        return []
+    def _best(self, scores: tuple[Score, ...], confirmations: tuple[Score, ...]) -> Score | None:
+        """Return the best score, found again only if there are others than at the last poll."""
+        if self._ranked[0] is not scores or self._ranked[1] is not confirmations:
+            self._ranked = scores, confirmations, best_score(scores, confirmations, self._target)
+        return self._ranked[2]
+
+
+def _rows(reader: ScoreReader) -> tuple[Score, ...]:
+    """Return the rows of a file; none if it holds something else."""
+    with contextlib.suppress(TidemillError):
+        return reader.read()
+    return ()
 
 
 def _publish_every(config: RunConfig) -> int:

@@ -11,7 +11,7 @@ import pytest
 from tests.support.naming import naming
 from tidemill.errors import DataLoss
 from tidemill.params.version import ParamsMetadata, Version
-from tidemill.scores import COLUMNS, Score, read_scores
+from tidemill.scores import COLUMNS, Score, ScoreReader, read_scores
 from tidemill.services.evaluator.csv_logs import EpisodeLog, ScoreLog, score_of
 from tidemill.services.evaluator.protocol import Evaluation
 
@@ -72,6 +72,50 @@ def test_scores_name_the_line_that_is_none(tmp_path: Path) -> None:
     file.write_text(_HEADER + "1,2,3\n2.5,300,3000,3,25,1.5,0.25,-1.0,3.0\n")
     with pytest.raises(DataLoss, match=naming("line 2")):
         read_scores(file)
+
+
+def test_reader_parses_only_rows_that_were_added(tmp_path: Path) -> None:
+    """Rows that it has read stay the same objects; a row whose writing is under way comes once it is whole."""
+    log, reader = ScoreLog(tmp_path / "scores.csv"), ScoreReader(tmp_path / "scores.csv")
+    log.append(_score(3))
+    before = reader.read()
+    assert reader.read() is before
+    log.append(_score(4))
+    with (tmp_path / "scores.csv").open("a") as file:
+        file.write("2.5,500,5000,5,25,1.5,0.25,")
+    assert reader.read() == (_score(3), _score(4))
+    assert reader.read()[0] is before[0]
+    with (tmp_path / "scores.csv").open("a") as file:
+        file.write("-1.0,3.0,1.25,80.0,,1\n")
+    assert reader.read() == (_score(3), _score(4), _score(5))
+
+
+def test_reader_names_the_line_of_an_added_row_that_is_none(tmp_path: Path) -> None:
+    """It counts from the start of the file, at every attempt."""
+    file = tmp_path / "scores.csv"
+    ScoreLog(file).append(_score(3))
+    reader = ScoreReader(file)
+    reader.read()
+    ScoreLog(file).append(_score(4))
+    file.write_text(file.read_text() + "1,2,3\n")
+    for _ in range(2):
+        with pytest.raises(DataLoss, match=naming("line 4")):
+            reader.read()
+
+
+@pytest.mark.parametrize("rows", [[], [_score(9)], [_score(9), _score(4)], [_score(n) for n in range(5, 15)]])
+def test_reader_reads_a_file_that_was_replaced_from_its_start(tmp_path: Path, rows: list[Score]) -> None:
+    """Another run's file, shorter or longer than the one it has read, or none."""
+    for version in (3, 4):
+        ScoreLog(tmp_path / "scores.csv").append(_score(version))
+    reader = ScoreReader(tmp_path / "scores.csv")
+    assert len(reader.read()) == 2
+    for row in rows:
+        ScoreLog(tmp_path / "other.csv").append(row)
+    (tmp_path / "scores.csv").unlink()
+    if rows:
+        (tmp_path / "other.csv").rename(tmp_path / "scores.csv")
+    assert reader.read() == tuple(rows)
 
 
 def test_score_holds_the_mean_and_the_spread_over_the_sample() -> None:

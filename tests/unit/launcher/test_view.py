@@ -318,6 +318,24 @@ def test_episodes_that_a_score_leaves_out_are_a_warning(tmp_path: Path, monkeypa
         assert told() == []
 
 
+def test_scores_are_parsed_once_however_often_a_view_polls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A poll of a run of weeks costs as much as one of a new run; a new evaluation or confirmation is in the next."""
+    cluster = ClusterSettings(replay=("dns:nowhere:1",), learner="unix:///nowhere")
+    scores, confirmations = ScoreLog(tmp_path / "scores.csv"), ScoreLog(tmp_path / "confirmations.csv")
+    scores.append(_BEST)
+    with contextlib.closing(StatusPoller(RunConfig(cluster=cluster), tmp_path, tuple)) as poller:
+        monkeypatch.setattr(poller, "_learner_status", lambda: None)
+        before = poller.poll().scores
+        assert poller.poll().scores is before
+        scores.append(_SCORE)
+        status = poller.poll()
+        assert status.scores == (_BEST, _SCORE)
+        assert status.scores[0] is before[0]
+        assert status.best == _BEST
+        confirmations.append(dataclasses.replace(_BEST, mean=-50.0))
+        assert poller.poll().best == _SCORE
+
+
 def test_best_score_is_that_of_the_version_tagged_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh episodes refuted version 40, which does not count as progress toward the target either."""
     run, cluster = (
