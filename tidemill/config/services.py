@@ -74,7 +74,7 @@ class ReplaySettings:
     shard: int = 0
     """Index of this shard, from 0. Each shard has separate files on disk."""
     max_tables: int = 16
-    """Maximum number of tables in the service, at least 1."""
+    """Maximum number of tables in the service, 1 to 32,768."""
     max_streams: int = 65_536
     """Maximum number of streams in the service, at least 1. Each environment of each actor writes one."""
     max_memory_mib: int = 0
@@ -86,7 +86,8 @@ class ReplaySettings:
     """The log on disk."""
 
     def __post_init__(self) -> None:
-        check_at_least(1, "replay", self, "shards", "max_tables", "max_streams")
+        check_at_least(1, "replay", self, "shards", "max_streams")
+        check_between(1, 32_768, "replay", self, "max_tables")
         check_at_least(0, "replay", self, "max_memory_mib")
         check(0 <= self.shard < self.shards, "replay.shard", self.shard, f"below replay.shards ({self.shards})")
 

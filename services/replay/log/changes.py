@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.arrays import Ints
+from tidemill.services.replay.state.change_sink import TABLE_NUMBERS
 from tidemill.services.replay.tables.stats import STATS_FIELDS
 
 CHUNK = np.dtype(
@@ -42,6 +43,7 @@ SLOT = np.dtype("<u4")
 SIZE = np.dtype("<u4")
 STAT = np.dtype("<i8")
 
+# A table is named by the low bits of its number, which no other table has that exists at the time.
 _PREFIX = struct.Struct("<QHHIH")  # env_steps, table that names the chunks' signature, packed columns, chunks, tables
 _SECTION = struct.Struct("<HIIQIQ")  # table, removed, items, bytes of payloads, size, removed so far
 _COUNT = struct.Struct("<H")
@@ -95,12 +97,12 @@ def encode_changes(env_steps: int, chunks: ChunkColumns | None, tables: Sequence
         pieces = [_PREFIX.pack(env_steps, 0, 0, 0, len(tables))]
     else:
         width = chunks.packed_sizes.shape[1]
-        pieces = [_PREFIX.pack(env_steps, chunks.table, width, len(chunks.chunks), len(tables))]
+        pieces = [_PREFIX.pack(env_steps, chunks.table % TABLE_NUMBERS, width, len(chunks.chunks), len(tables))]
         pieces += [chunks.chunks.tobytes(), chunks.packed_sizes.astype(SIZE).tobytes()]
     for changes in tables:
         payloads = b"".join(changes.payloads)
         counts = (len(changes.removed), len(changes.inserted), len(payloads), changes.size, changes.removed_so_far)
-        pieces.append(_SECTION.pack(changes.table, *counts))
+        pieces.append(_SECTION.pack(changes.table % TABLE_NUMBERS, *counts))
         pieces.append(changes.stats[:-1].astype(STAT).tobytes())
         pieces += [changes.removed.astype(SLOT).tobytes(), changes.inserted.tobytes(), payloads]
     pieces += [changes.stats[-1:].astype(STAT).tobytes() for changes in tables]
@@ -111,7 +113,8 @@ def encode_leaving(tables: Sequence[TableChanges]) -> bytes:
     """Return the copy of a record: what went, without which the items of earlier records could not be trusted."""
     pieces = [_COUNT.pack(len(tables))]
     for changes in tables:
-        pieces.append(_LEAVING.pack(changes.table, len(changes.removed), changes.size, changes.removed_so_far))
+        counts = (len(changes.removed), changes.size, changes.removed_so_far)
+        pieces.append(_LEAVING.pack(changes.table % TABLE_NUMBERS, *counts))
         pieces.append(changes.removed.astype(SLOT).tobytes())
     return b"".join(pieces)
 
@@ -121,7 +124,7 @@ class RawSection:
     """A table's part of a record, its columns not yet looked at.
 
     Attributes:
-        table: Number of the table.
+        table: Number of the table modulo `TABLE_NUMBERS`.
         size: Items in the table afterwards.
         removed_so_far: Slots ever reported as emptied, including these.
         stats: Bytes of its numbers, the last left out; none in a copy.
@@ -149,7 +152,7 @@ class RawChanges:
 
     Attributes:
         env_steps: Agent decisions stored so far.
-        table: Number of a table with the chunks' signature.
+        table: Number of a table with the chunks' signature, modulo `TABLE_NUMBERS`.
         packed_columns: Entries of `packed_sizes` for each chunk.
         chunk_count: Number of chunks.
         chunks: Bytes of `CHUNK`.

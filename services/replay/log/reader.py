@@ -21,6 +21,7 @@ from tidemill.services.replay.log.corruption import Continuity, Corruption, Mend
 from tidemill.services.replay.log.frame import Frame, Kind, Scan, blob_is_intact, check_format, scan, split_body
 from tidemill.services.replay.log.segments import LogFolder, NewestSegment
 from tidemill.services.replay.log.snapshot import Snapshot
+from tidemill.services.replay.state.change_sink import TABLE_NUMBERS
 from tidemill.services.replay.tables.insertion_times import Mark, Marks
 
 Json = dict[str, Any]
@@ -79,6 +80,7 @@ class LogContents:
         dropped: Numbers of tables that were dropped.
         names: Configuration of dropped tables whose number still names the signature of chunks, by number.
         stated: The newest record that described every table there was, by its sequence number.
+        numbers: Number of each table that changes may name, by the number modulo `TABLE_NUMBERS` that they have.
         next_table: Least number of the next table.
         live: What was changed of a table while it was in use, see `describe_table`; by its number.
         stats: Newest numbers of each table, int64, by its number.
@@ -108,6 +110,7 @@ class LogContents:
     dropped: set[int] = field(default_factory=set)
     names: dict[int, Json] = field(default_factory=dict)
     stated: int = 0
+    numbers: dict[int, int] = field(default_factory=dict)
     next_table: int = 1
     live: dict[int, Json] = field(default_factory=dict)
     stats: dict[int, NDArray[np.int64]] = field(default_factory=dict)
@@ -316,7 +319,9 @@ def _take_state(contents: LogContents, document: Json, sequence: int) -> None:
     for name in ("env_steps", "next_epoch", "next_stream", "next_chunk"):
         setattr(contents, name, max(getattr(contents, name), document[name]))
     contents.store_id = document["store_id"]
-    contents.stated, contents.names = sequence, dict(document.get("dropped", ()))
+    contents.stated = sequence
+    contents.numbers.clear()
+    _take_names(contents, document.get("dropped", ()))
     contents.next_table = max(contents.next_table, document.get("next_table", 1))
     for table in document["tables"]:
         _take_table(contents, table)
@@ -331,6 +336,7 @@ def _take_state(contents: LogContents, document: Json, sequence: int) -> None:
 
 
 def _take_table(contents: LogContents, document: Json) -> None:
+    contents.numbers[document["number"] % TABLE_NUMBERS] = document["number"]
     contents.configs[document["number"]] = document["config"]
     contents.live[document["number"]] = document.get("live", {})
 
@@ -347,8 +353,14 @@ def _drop_table(contents: LogContents, document: Json) -> None:
     number = document["number"]
     contents.dropped.add(number)
     contents.configs.pop(number, None)
-    contents.names = dict(document["dropped"])
+    contents.numbers.pop(number % TABLE_NUMBERS, None)
+    _take_names(contents, document["dropped"])
     contents.next_table = max(contents.next_table, number + 1)
+
+
+def _take_names(contents: LogContents, names: Sequence[tuple[int, Json]]) -> None:
+    contents.names = dict(names)
+    contents.numbers |= {number % TABLE_NUMBERS: number for number in contents.names}
 
 
 def _take_epochs(contents: LogContents, epochs: Sequence[Json]) -> None:
@@ -362,7 +374,8 @@ def _take_changes(contents: LogContents, frame: Frame, segment: int) -> None:
     changes = cut_changes(frame.meta)
     contents.env_steps = max(contents.env_steps, changes.env_steps)
     if changes.chunk_count:
-        pieces = contents.chunks.setdefault(changes.table, ChunkPieces(width=changes.packed_columns))
+        number = contents.numbers.get(changes.table, changes.table)
+        pieces = contents.chunks.setdefault(number, ChunkPieces(width=changes.packed_columns))
         pieces.columns.append(changes.chunks)
         pieces.packed_sizes.append(changes.packed_sizes)
         pieces.counts.append(changes.chunk_count)
@@ -375,7 +388,8 @@ def _take_sections(
     contents: LogContents, sections: Sequence[RawSection], last_stats: memoryview | bytes, frame: Frame, segment: int
 ) -> None:
     for place, section in enumerate(sections):
-        table = contents.tables.setdefault(section.table, TablePieces())
+        number = contents.numbers.get(section.table, section.table)  # or the record that said so is corrupt
+        table = contents.tables.setdefault(number, TablePieces())
         table.removed.append(section.removed)
         table.removed_counts.append(section.removed_count)
         table.items.append(section.items)
@@ -384,11 +398,11 @@ def _take_sections(
         table.segments.append(segment)
         table.sequences.append(frame.sequence)
         before = section.removed_so_far - section.removed_count
-        contents.chain.report(section.table, section.size, before, section.removed_so_far)
+        contents.chain.report(number, section.size, before, section.removed_so_far)
         if section.stats:
             last = last_stats[place * STAT.itemsize : (place + 1) * STAT.itemsize]
-            contents.stats[section.table] = np.frombuffer(b"".join((section.stats, last)), dtype=STAT)
-            contents.stats_sequences[section.table] = frame.sequence
+            contents.stats[number] = np.frombuffer(b"".join((section.stats, last)), dtype=STAT)
+            contents.stats_sequences[number] = frame.sequence
 
 
 def join_sizes(pieces: ChunkPieces) -> NDArray[np.int64]:

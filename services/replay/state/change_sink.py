@@ -11,6 +11,9 @@ from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.state.streams import Epoch
 from tidemill.services.replay.tables.table import Table
 
+TABLE_NUMBERS = 2**16
+"""A log names tables modulo this: no two that exist have the same name, nor a dropped one that still names chunks."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NewChunks:

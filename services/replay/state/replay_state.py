@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from tidemill.services.replay.state.append import (
     apply_append,
     plan_append,
 )
-from tidemill.services.replay.state.change_sink import ChangeSink, NewChunks
+from tidemill.services.replay.state.change_sink import TABLE_NUMBERS, ChangeSink, NewChunks
 from tidemill.services.replay.state.memory import MemoryBudget, StoredMemory
 from tidemill.services.replay.state.streams import Epoch, StreamRegistry
 from tidemill.services.replay.tables.insertion_times import LOGGED_EVERY_S
@@ -136,7 +137,7 @@ class ReplayState:
         existing = self._tables.get(config.name)
         if existing is None:
             self._sink.begin()
-            table = self.add_table(config, self.next_table)
+            table = self.add_table(config, self._free_number())
             table.times.note(self._clock(), 0)
             self._log_table(table)
             return True
@@ -384,6 +385,12 @@ class ReplayState:
         if changed:
             self._sink.begin()
             self._sink.log_changes(self.env_steps, None, changed)
+
+    def _free_number(self) -> int:
+        """Return the number of the next table, which no table has had: see `TABLE_NUMBERS` for those left out."""
+        used = (*self.dropped_names, *(table.number for table in self._tables.values()))
+        taken = {number % TABLE_NUMBERS for number in used}
+        return next(number for number in itertools.count(self.next_table) if number % TABLE_NUMBERS not in taken)
 
     def _log_table(self, table: Table) -> None:
         self._sink.log_table(table)

@@ -358,7 +358,8 @@ class Table:
     @property
     def count_id(self) -> int:
         """Number of the counters: another one after a reset, and for a table created again; never 0."""
-        return (self.number << 44) + self.items.inserted - self.counters.inserts
+        number = (self.number - 1) % (2**20 - 1) + 1  # of 64 bits there are 20 left
+        return (number << 44) + self.items.inserted - self.counters.inserts
 
     @property
     def stats(self) -> TableStats:

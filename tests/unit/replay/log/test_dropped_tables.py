@@ -109,3 +109,27 @@ def test_a_writer_of_a_dropped_table_is_told(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=naming("table 'a'")):
         write(log, session, 8)
     assert log.replay.find("b").size == 8
+
+
+@pytest.mark.parametrize("dropped", ["a", "c", "d"])
+def test_tables_after_the_65535th_are_kept_as_those_before(tmp_path: Path, dropped: str) -> None:
+    """A service that makes and drops tables for weeks: each has its own items after a crash."""
+    log = opened(tmp_path)
+    log.replay.create_table(make_config("a"))
+    write(log, open_streams(log.replay, "a", tables=("a",)))
+    log.replay.next_table = 2**16 - 1
+    for name in "bcd":
+        log.replay.create_table(make_config(name))
+        write(log, open_streams(log.replay, name, tables=(name,)), count=4)
+    numbers = [table.number for table in log.replay.tables]
+    assert numbers == [1, 2**16 - 1, 2**16, 2**16 + 2]  # with the one between, a record could mean the first
+    log = reopened(log)
+    for count in (12, 16):
+        log.replay.drop_table(log.replay.find(dropped))
+        log.replay.create_table(make_config(dropped))
+        write(log, open_streams(log.replay, "e", tables=(dropped,)), count=count)
+        log = reopened(log)
+        log.compact()
+        for name, steps in ({"a": 8, "b": 4, "c": 4, "d": 4} | {dropped: count}).items():
+            assert sorted(steps_of(sample_all(log, log.replay.find(name)))) == [(0, step) for step in range(steps)]
+    assert log.replay.find(dropped).number > max(numbers)

@@ -262,3 +262,17 @@ def test_tables_of_one_signature_share_chunks_until_both_let_go() -> None:
     assert replay.chunks == 2
     replay.find("u").reset()
     assert replay.chunks == 1
+
+
+@pytest.mark.parametrize("number", [1, 2**20 - 1, 2**20, 2**40])
+def test_counters_of_any_table_have_a_number_that_fits_the_wire(number: int) -> None:
+    """A uint64 other than 0, and another one after a reset, however many tables there were before."""
+    replay = make_replay()
+    replay.next_table = number
+    replay.create_table(make_config())
+    table, before = replay.find("t"), replay.find("t").count_id
+    extend(replay, open_streams(replay), 0, 8)
+    assert table.count_id == before
+    replay.reset(table)
+    assert len({0, before, table.count_id}) == 3
+    assert max(before, table.count_id) < 2**64
