@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from itertools import compress
 
@@ -25,12 +26,16 @@ _PART_DECODED_BYTES = 32 * 2**20
 
 _PART_CHUNKS = 4096
 _PART_ITEMS = 8192
+_RELEASED = 8192  # chunks that are let go of at a time
 
 _log = LateLogger()
 
 
 class TableExport:
-    """The items of a table that meet some conditions, as of its making; their chunks are held until `close`."""
+    """The items of a table that meet some conditions, as of its making; their chunks are held until `close`.
+
+    Making one copies the items and holds every chunk of the table; `choose` does the rest beside the event loop.
+    """
 
     def __init__(
         self,
@@ -41,7 +46,7 @@ class TableExport:
         since_s: float | None = None,
         until_s: float | None = None,
     ) -> None:
-        """Choose the items.
+        """Take the table as it is now.
 
         Args:
             table: The table.
@@ -56,26 +61,13 @@ class TableExport:
         """
         if max_age is not None and max_age < min_age:
             raise InvalidArgument(f"max_age is {max_age}, must be at least min_age ({min_age})")
-        self._table, self._store, items = table, table.store, table.items
+        self._table, self._store = table, table.store
         self._step_bytes = sum(column.step_bytes for column in table.config.signature)
-        slots = items.oldest_first()
-        ages = items.ages(slots)
-        youngest, oldest = table.ages_of(min_age, max_age, since_s, until_s)
-        slots = slots[(ages >= youngest) & (ages <= oldest)]
-        slots = slots[-newest:] if newest else slots
-        spans = self._store.spans(items.first_chunks[slots].astype(np.int64), items.ends(slots))
-        self.chunks, places = self._store.in_order(spans)
-        self.step_counts = self._store.step_counts(self.chunks)
-        starts = np.cumsum(self.step_counts) - self.step_counts
-        self._first_rows = starts[places[: len(slots)]] + items.offsets[slots]
-        self._lengths = items.lengths[slots].astype(np.int64)
-        self._priorities, self._payloads = items.priorities[slots], items.payloads(slots)
-        self._ages, self._times_sampled = items.ages(slots), items.times_sampled[slots]
-        streams, numbers = self._store.streams_of(self.chunks), self._store.numbers_of(self.chunks)
-        self._continues = np.zeros(len(self.chunks), dtype=np.bool_)
-        self._continues[1:] = (np.diff(streams) == 0) & (np.diff(numbers) == 1)
-        self._is_corrupt = np.zeros(len(self.chunks), dtype=np.bool_)
-        self._store.acquire(self.chunks)
+        self._ages_of, self._newest = table.ages_of(min_age, max_age, since_s, until_s), newest
+        self._copied = table.items.copy()
+        self._held = [table.chunks()]
+        self._store.acquire(self._held[0])
+        self._sorting: asyncio.Future[None] | None = None
         self.holds = True
         """Whether the chunks are still held."""
 
@@ -85,10 +77,26 @@ class TableExport:
         return len(self._lengths)
 
     def close(self) -> None:
-        """Let go of the chunks. May be called twice."""
-        if self.holds:
-            self.holds = False
-            self._store.release(self.chunks)
+        """Let go of the chunks, once no thread reads them. May be called twice."""
+        self.holds = False
+        if self._sorting is None or self._sorting.done():
+            self._release()
+        else:
+            self._sorting.add_done_callback(lambda _: self._release())
+
+    async def choose(self) -> None:
+        """Choose the items and put their chunks in order; the other chunks of the table are let go of.
+
+        Raises:
+            ResourceExhausted: The memory of chunks was needed for what actors append.
+        """
+        self._check()
+        self._sorting = asyncio.get_running_loop().run_in_executor(None, self._sort)
+        await asyncio.shield(self._sorting)  # a call may be cancelled, but not its thread
+        while len(self._held) > 1:
+            self._store.release(self._held.pop())
+            await asyncio.sleep(0)
+        self._check()
 
     async def chunk_parts(self, replay: ReplayState, blobs: BlobReader | None) -> AsyncIterator[bytes]:
         """Yield the messages of the chunks in order of stream and position, the corrupt ones left out.
@@ -103,7 +111,7 @@ class TableExport:
             Unavailable: The log could not be read.
         """
         left_out = False
-        for part in self._parts():
+        for part in self._parts:
             self._check()
             blocks, corrupt = await self._read(self.chunks[part], self.step_counts[part], blobs)
             if len(corrupt):
@@ -129,8 +137,7 @@ class TableExport:
         ends = np.cumsum(self.step_counts)
         corrupt_before = np.concatenate(([0], np.cumsum(self._is_corrupt)))
         rows_gone = np.concatenate(([0], np.cumsum(np.where(self._is_corrupt, self.step_counts, 0))))
-        size = max(map(len, self._payloads), default=0)
-        count = max(1, min(_PART_ITEMS, _PART_BYTES // max(size, 1)))
+        count = max(1, min(_PART_ITEMS, _PART_BYTES // max(self._payload_bytes, 1)))
         for start in range(0, self.items, count):
             part = slice(start, start + count)
             first_rows, lengths = self._first_rows[part], self._lengths[part]
@@ -146,7 +153,36 @@ class TableExport:
                 times_sampled=self._times_sampled[part][kept],
             )
 
-    def _parts(self) -> list[slice]:
+    def _sort(self) -> None:
+        """Find the items, oldest first, and their chunks by stream and position; all that is read stays as it is."""
+        items, store, (youngest, oldest) = self._copied, self._store, self._ages_of
+        slots = items.oldest_first()
+        ages = items.ages(slots)
+        slots = slots[(ages >= youngest) & (ages <= oldest)]
+        slots = slots[-self._newest :] if self._newest else slots
+        self.chunks, places = store.in_order(store.spans(items.first_chunks[slots].astype(np.int64), items.ends(slots)))
+        self.step_counts = store.step_counts(self.chunks)
+        starts = np.cumsum(self.step_counts) - self.step_counts
+        self._first_rows = starts[places[: len(slots)]] + items.offsets[slots]
+        self._lengths = items.lengths[slots].astype(np.int64)
+        self._priorities, self._payloads = items.priorities[slots], items.payloads(slots)
+        self._payload_bytes = max(map(len, self._payloads), default=0)
+        self._ages, self._times_sampled = items.ages(slots), items.times_sampled[slots]
+        streams, numbers = store.streams_of(self.chunks), store.numbers_of(self.chunks)
+        self._continues = np.zeros(len(self.chunks), dtype=np.bool_)
+        self._continues[1:] = (np.diff(streams) == 0) & (np.diff(numbers) == 1)
+        self._is_corrupt = np.zeros(len(self.chunks), dtype=np.bool_)
+        self._parts = self._cut()
+        del self._copied
+        rest = np.setdiff1d(self._held[0], self.chunks, assume_unique=True)
+        self._held = [self.chunks, *np.split(rest, range(_RELEASED, len(rest), _RELEASED))]
+
+    def _release(self) -> None:
+        held, self._held = self._held, []
+        for chunks in held:
+            self._store.release(chunks)
+
+    def _cut(self) -> list[slice]:
         """Return the chunks of each message."""
         sizes, decoded = self._store.sizes_of(self.chunks), self.step_counts * self._step_bytes
         parts, start = [], 0
@@ -187,7 +223,8 @@ class TableExport:
 async def exported_parts(
     table: Table, export: TableExport, replay: ReplayState, blobs: BlobReader | None
 ) -> AsyncIterator[bytes]:
-    """Yield the messages of an export; raises like `TableExport.chunk_parts`."""
+    """Yield the messages of an export; raises like `TableExport.choose` and `chunk_parts`."""
+    await export.choose()
     yield pack_export_start(table.config, export.items, len(export.chunks), int(export.step_counts.sum()))
     async for part in export.chunk_parts(replay, blobs):
         yield part

@@ -209,8 +209,12 @@ class ReplayServicer:
         request = read(pb.DeleteMatchingItemsRequest, raw)
         table = self._replay.find(request.table)
         env_index = request.env_index if request.HasField("env_index") else None
-        deleted = self._replay.delete_matching(table, request.actor_id, env_index, request.min_age, *times_of(request))
-        self._admission.changed()
+        conditions = request.actor_id, env_index, request.min_age, *times_of(request)
+        deleted = 0
+        for count in self._replay.delete_matching(table, *conditions):
+            deleted += count
+            self._admission.changed()
+            await asyncio.sleep(0)
         await self._durable()
         return pb.DeleteMatchingItemsResponse(deleted=deleted)
 

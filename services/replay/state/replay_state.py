@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -30,7 +30,7 @@ from tidemill.services.replay.state.append import (
 )
 from tidemill.services.replay.state.change_sink import TABLE_NUMBERS, ChangeSink, NewChunks
 from tidemill.services.replay.state.memory import MemoryBudget, StoredMemory
-from tidemill.services.replay.state.streams import Epoch, StreamRegistry
+from tidemill.services.replay.state.streams import Epoch, StreamRegistry, places_of
 from tidemill.services.replay.tables.insertion_times import LOGGED_EVERY_S
 from tidemill.services.replay.tables.table import Table
 from tidemill.types import ColumnSpec, Signature, column_names
@@ -38,6 +38,7 @@ from tidemill.types import ColumnSpec, Signature, column_names
 MAX_CHUNK_LENGTH = 1024
 MAX_APPEND_TABLES = 16
 _CHANGEABLE = ("max_items", "max_bytes", "rate_limiter", "max_times_sampled")
+_SLOTS_AT_ONCE = 2**14  # between two of them others get their turn
 _NO_SLOTS: Ints = np.empty(0, dtype=np.int64)
 _ACTOR_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
@@ -166,8 +167,10 @@ class ReplayState:
         min_age: int,
         since_s: float | None = None,
         until_s: float | None = None,
-    ) -> int:
-        """Remove the items of a table that meet every condition, also those on their way to a reader; return how many.
+    ) -> Iterator[int]:
+        """Remove the items of a table that meet every condition, also those on their way to a reader.
+
+        Yields how many went after each part of the table: others may act then, and what they insert stays.
 
         Args:
             table: The table.
@@ -178,7 +181,7 @@ class ReplayState:
             until_s: Unix time before which they came; None for any.
 
         Raises:
-            NotFound: No stream of the actor is known.
+            NotFound: No stream of the actor is known, or the table was dropped after a part.
             InvalidArgument: The actor never had such an environment, a time is none, or there is no condition.
         """
         if not actor_id and not min_age and since_s is None and until_s is None:
@@ -187,17 +190,25 @@ class ReplayState:
             )
         if env_index is not None and not actor_id:
             raise InvalidArgument(f"env_index is {env_index}, must come with an actor_id")
-        slots = table.items.held()
         youngest, oldest = table.ages_of(min_age, None, since_s, until_s)
-        ages = table.items.ages(slots)
-        slots = slots[(ages >= youngest) & (ages <= oldest)]
-        if actor_id:
-            streams = table.store.streams_of(table.items.first_chunks[slots].astype(np.int64))
-            slots = slots[self.streams.written_by(actor_id, env_index, streams)]
-        self._sink.begin()
-        table.delete_slots(slots)
-        self._sink.log_changes(self.env_steps, None, [(table, _NO_SLOTS)])
-        return len(slots)
+        written = self.streams.of_actor(actor_id, env_index) if actor_id else None
+        items, inserted, start = table.items, table.items.inserted, 0
+        while not start or start < items.used:
+            slots = np.flatnonzero(items.lengths[start : min(start + _SLOTS_AT_ONCE, items.used)]) + start
+            ages = items.ages(slots) - (items.inserted - inserted)  # as of the beginning
+            slots = slots[(ages >= youngest) & (ages <= oldest)]
+            if written is not None:
+                streams = table.store.streams_of(items.first_chunks[slots].astype(np.int64))
+                slots = slots[places_of(streams, written) >= 0]
+            if len(slots):
+                self._sink.begin()
+                table.delete_slots(slots)
+                self._sink.log_changes(self.env_steps, None, [(table, _NO_SLOTS)])
+            yield len(slots)
+            table.check_there()
+            start += _SLOTS_AT_ONCE
+            if table.items is not items:  # laid out again
+                items, start = table.items, 0
 
     def add_table(self, config: TableConfig, number: int) -> Table:
         """Create an empty table under the number a log has for it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -222,28 +222,28 @@ class StreamRegistry:
         current = [ClosedStreams(e.actor_id, e.number, e.streams[0].number, len(e.streams)) for e in self.epochs]
         return sorted([*self.closed, *current], key=lambda streams: streams.first)
 
-    def written_by(self, actor_id: str, env_index: int | None, streams: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return a mask [N] of the streams that are or were an actor's, or those of one of its environments.
+    def of_actor(self, actor_id: str, env_index: int | None) -> list[ClosedStreams]:
+        """Return the streams that are or were an actor's, or those of one of its environments, in order.
 
         Raises:
             NotFound: No stream of the actor is known.
             InvalidArgument: It never had such an environment.
         """
         known = self.known
-        is_mine = np.array([one.actor_id == actor_id for one in known], dtype=np.bool_)
-        if not is_mine.any():
+        mine = [one for one in known if one.actor_id == actor_id]
+        if not mine:
             names = sorted({one.actor_id for one in known})
             listed = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
             raise NotFound(
                 f"no streams of actor_id {actor_id!r}; known actors: {listed or 'none'}",
                 reason=Reason.UNKNOWN_ACTOR,
             )
-        most = max(one.count for one in known if one.actor_id == actor_id)
-        if env_index is not None and env_index >= most:
+        if env_index is None:
+            return mine
+        most = max(one.count for one in mine)
+        if env_index >= most:
             raise InvalidArgument(f"env_index is {env_index}, must be 0 .. {most - 1} for actor_id {actor_id!r}")
-        places = places_of(streams, known)
-        indices = streams - np.array([one.first for one in known])[places]
-        return (places >= 0) & is_mine[places] & ((indices == env_index) if env_index is not None else True)
+        return [replace(one, first=one.first + env_index, count=1) for one in mine if one.count > env_index]
 
     def tidy(self, stores: Sequence[ChunkStore]) -> None:
         """Forget closed streams without chunks, once there are twice as many as were kept the last time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -251,6 +252,14 @@ class Items:
     def ends(self, slots: Ints) -> Ints:
         """Return for slots [N] the steps from the start of an item's first chunk to the item's end."""
         return self.offsets[slots].astype(np.int64) + self.lengths[slots]
+
+    def copy(self) -> Items:
+        """Return the items as they are now, to be read only."""
+        copied = copy.copy(self)
+        for name in ("first_chunks", "offsets", "lengths", "times_sampled", "_numbers", "priorities", "_lent"):
+            setattr(copied, name, getattr(self, name)[: self._used].copy())
+        copied._payloads = self._payloads.copy()
+        return copied
 
     def export(self, slots: Ints) -> RestoredItems:
         """Return the items at slots [N]."""

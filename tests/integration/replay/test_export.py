@@ -248,6 +248,7 @@ def test_export_gives_way_where_memory_is_needed(tmp_path: Path) -> None:
 
 
 async def _next_part(export: TableExport, replay: ReplayState) -> bytes:
+    await export.choose()
     return await anext(export.chunk_parts(replay, None))
 
 

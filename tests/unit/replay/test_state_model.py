@@ -193,7 +193,7 @@ class ReplayMachine(RuleBasedStateMachine):
             for item in self.items[name]
             if (writer and self.writers[item.stream] != writer) or self.inserted[name] - 1 - item.number < min_age
         ]
-        deleted = self.replay.delete_matching(self.replay.find(name), writer, None, min_age)
+        deleted = sum(self.replay.delete_matching(self.replay.find(name), writer, None, min_age))
         assert deleted == len(self.items[name]) - len(stays)
         self.items[name] = stays
 

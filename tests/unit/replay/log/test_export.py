@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,14 @@ from tests.support.damage import flip
 from tests.support.naming import because, naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams
 from tests.unit.replay.logs import AtOnce, Log, open_log, unreadable
+from tidemill.arrays import Ints
 from tidemill.errors import NotFound, Reason, ResourceExhausted, Unavailable
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.services.replay.export import TableExport
 from tidemill.services.replay.log.blob_reader import BlobFiles, BlobReader
 from tidemill.services.replay.log.compactor import Compactor
 from tidemill.services.replay.log.logged_blocks import logged
+from tidemill.services.replay.tables.items import Items
 
 _CHUNKS = 40
 
@@ -39,6 +42,7 @@ def _exported(log: Log) -> tuple[list[pb.ExportChunks], list[pb.ExportItems]]:
     async def read() -> tuple[list[pb.ExportChunks], list[pb.ExportItems]]:
         export, blobs = TableExport(log.replay.find("t")), BlobReader(BlobFiles(log.recovered.folder))
         try:
+            await export.choose()
             chunks = [pb.ExportResponse.FromString(part).chunks async for part in export.chunk_parts(log.replay, blobs)]
             return chunks, [pb.ExportResponse.FromString(part).items for part in export.item_parts()]
         finally:
@@ -119,6 +123,7 @@ def test_export_of_a_dropped_table_whose_segments_are_gone_ends(
         cleaner = Compactor(log.replay, log.journal, AtOnce(), blobs, log.segment_bytes, lambda: None)
         export = TableExport(log.replay.find("t"))
         try:
+            await export.choose()
             parts = export.chunk_parts(log.replay, blobs)
             await anext(parts)
             log.replay.drop_table(log.replay.find("t"))
@@ -142,6 +147,7 @@ def test_export_that_let_go_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     async def read() -> None:
         export, blobs = TableExport(log.replay.find("t")), BlobReader(BlobFiles(log.recovered.folder))
         try:
+            await export.choose()
             async for _ in export.chunk_parts(log.replay, blobs):
                 export.close()
         finally:
@@ -149,4 +155,74 @@ def test_export_that_let_go_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     with pytest.raises(ResourceExhausted, match=naming("export items"), check=because(Reason.MEMORY_FULL)):
         asyncio.run(read())
+    log.crash()
+
+
+def test_others_get_their_turn_while_an_export_chooses_its_items(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sorting takes seconds in a large table; what they remove meanwhile is exported all the same."""
+    log = _filled(tmp_path, monkeypatch)
+
+    async def read() -> list[int]:
+        export, blobs = TableExport(log.replay.find("t")), BlobReader(BlobFiles(log.recovered.folder))
+        try:
+            choosing = asyncio.create_task(export.choose())
+            await asyncio.sleep(0)
+            assert not choosing.done()
+            log.replay.reset(log.replay.find("t"))
+            await choosing
+            chunks = [pb.ExportResponse.FromString(part).chunks async for part in export.chunk_parts(log.replay, blobs)]
+            assert export.items == 160
+            return _steps(chunks)
+        finally:
+            blobs.close()
+            export.close()
+
+    assert asyncio.run(read()) == list(range(160))
+    assert log.replay.chunks == 1  # the newest of the stream
+    log.crash()
+
+
+def test_export_of_few_items_lets_go_of_the_other_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are free as soon as the items are chosen, not at its end."""
+    log = _filled(tmp_path, monkeypatch)
+
+    async def read() -> int:
+        export = TableExport(log.replay.find("t"), newest=6)
+        await export.choose()
+        log.replay.reset(log.replay.find("t"))
+        held = log.replay.chunks
+        export.close()
+        return held
+
+    assert asyncio.run(read()) == 2
+    log.crash()
+
+
+def test_export_that_ends_while_it_sorts_lets_go_of_its_chunks_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then a thread reads them: no other chunk may take their slots."""
+    log, sorts, oldest_first = _filled(tmp_path, monkeypatch), threading.Event(), Items.oldest_first
+
+    def once_it_may(items: Items) -> Ints:
+        assert sorts.wait(10)
+        return oldest_first(items)
+
+    monkeypatch.setattr(Items, "oldest_first", once_it_may)
+
+    async def give_up() -> None:
+        export = TableExport(log.replay.find("t"))
+        choosing = asyncio.create_task(export.choose())
+        await asyncio.sleep(0)
+        log.replay.reset(log.replay.find("t"))
+        choosing.cancel()
+        export.close()
+        await asyncio.gather(choosing, return_exceptions=True)
+        assert log.replay.chunks == _CHUNKS
+        sorts.set()
+
+    asyncio.run(give_up())
+    assert log.replay.chunks == 1  # the newest of the stream
     log.crash()

@@ -189,19 +189,50 @@ def test_items_are_deleted_by_writer_and_by_age(tmp_path: Path) -> None:
     log, table = reopened(log)
     write(log, 4, "a")
     assert table.size == 20
-    assert log.replay.delete_matching(table, "a", 1, 0) == 0  # it wrote to its first environment alone
-    assert log.replay.delete_matching(table, "a", 0, 5) == 8
-    assert log.replay.delete_matching(table, "a", None, 0) == 4
-    assert log.replay.delete_matching(table, "", None, 9) == 4  # the ages of b's are 12 to 15, of c's 4 to 7
+    assert sum(log.replay.delete_matching(table, "a", 1, 0)) == 0  # it wrote to its first environment alone
+    assert sum(log.replay.delete_matching(table, "a", 0, 5)) == 8
+    assert sum(log.replay.delete_matching(table, "a", None, 0)) == 4
+    assert sum(log.replay.delete_matching(table, "", None, 9)) == 4  # the ages of b's are 12 to 15, of c's 4 to 7
     assert {stream for stream, *_ in steps_of(sample_all(log, table))} == {4}
     log, table = reopened(log)
     assert table.size == 4
     with pytest.raises(NotFound, match=naming("actor_id 'd'"), check=because(Reason.UNKNOWN_ACTOR)):
-        log.replay.delete_matching(table, "d", None, 0)
+        sum(log.replay.delete_matching(table, "d", None, 0))
     with pytest.raises(InvalidArgument, match=naming("env_index 2 0 1 actor_id 'c'")):
-        log.replay.delete_matching(table, "c", 2, 0)
+        sum(log.replay.delete_matching(table, "c", 2, 0))
     with pytest.raises(InvalidArgument, match=naming("actor_id '' min_age 0")):
-        log.replay.delete_matching(table, "", None, 0)
+        sum(log.replay.delete_matching(table, "", None, 0))
+    log.crash()
+
+
+@pytest.mark.parametrize("resized", [False, True], ids=["as it is", "resized meanwhile"])
+def test_items_that_come_while_others_are_deleted_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resized: bool
+) -> None:
+    """A large table is worked off in parts: what was there at the beginning goes, in whichever slot it is by then."""
+    monkeypatch.setattr("tidemill.services.replay.state.replay_state._SLOTS_AT_ONCE", 4)
+    log = filled(tmp_path, 8, ("a", "b"))
+    table = log.replay.find("t")
+    parts = log.replay.delete_matching(table, "a", None, 0)
+    deleted = next(parts)
+    write(log, 4, "a")
+    if resized:
+        log.replay.update_table(table, TableUpdate(max_items=1000))
+    assert deleted + sum(parts) == 8
+    log, table = reopened(log)
+    assert sorted(stream for stream, *_ in steps_of(sample_all(log, table))) == [2] * 8 + [3] * 4
+    log.crash()
+
+
+def test_deletion_from_a_table_that_is_dropped_meanwhile_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller is told."""
+    monkeypatch.setattr("tidemill.services.replay.state.replay_state._SLOTS_AT_ONCE", 4)
+    log = filled(tmp_path)
+    parts = log.replay.delete_matching(log.replay.find("t"), "a", None, 0)
+    assert next(parts) == 4
+    log.replay.drop_table(log.replay.find("t"))
+    with pytest.raises(NotFound, match=naming("table 't'"), check=because(Reason.UNKNOWN_TABLE)):
+        next(parts)
     log.crash()
 
 
@@ -212,5 +243,5 @@ def test_closed_streams_are_forgotten_once_nothing_is_left_of_them(tmp_path: Pat
     for _ in range(300):
         write(log, 4)
     assert len(log.replay.streams.closed) <= 64
-    assert log.replay.delete_matching(log.replay.find("t"), "a", None, 0) == 20
+    assert sum(log.replay.delete_matching(log.replay.find("t"), "a", None, 0)) == 20
     log.crash()
