@@ -50,25 +50,22 @@ class Garbage:
 
     def is_needed(self, segment: int) -> bool:
         """True if a segment has a chunk or an item that is still stored."""
-        if any(len(chunks_in(store, segment)) for store in self._replay.stores):
-            return True
-        return any(len(items_in(table, segment)) for table in self._replay.tables)
+        counts = [logged(store).by_segment for store in self._replay.stores]
+        counts += [table.items.by_segment for table in self._replay.tables]
+        return any(each.count(segment) for each in counts)
 
 
 def chunks_in(store: ChunkStore, segment: int) -> Ints:
     """Return the chunks that the log has in a segment, in the order they came."""
     blocks = logged(store)
-    held = store.held()
-    slots = held[blocks.segments[held] == segment]
+    slots = np.flatnonzero(blocks.segments == segment)
     in_order: Ints = slots[np.argsort(blocks.ids[slots], kind="stable")]
     return in_order
 
 
 def items_in(table: Table, segment: int) -> Ints:
     """Return the slots of the items that the log has in a segment."""
-    slots = table.items.held()
-    there: Ints = slots[table.items.segments[slots] == segment]
-    return there
+    return np.flatnonzero(table.items.segments[: table.items.used] == segment)
 
 
 _MOVED_BYTES = 4 * 2**20
@@ -119,7 +116,8 @@ class Compactor:
     async def _move(self, segment: int) -> None:
         """Write again, at the new end, what an old segment has that is needed."""
         for store in self._replay.stores:
-            while len(slots := chunks_in(store, segment)):
+            blocks, slots = logged(store), chunks_in(store, segment)
+            while len(slots := slots[blocks.segments[slots] == segment]):  # some may have left meanwhile
                 sizes = np.cumsum(store.sizes_of(slots))
                 await self._move_chunks(store, slots[: max(1, int(np.searchsorted(sizes, _MOVED_BYTES)))])
         for table in self._replay.tables:

@@ -146,7 +146,7 @@ class Journal(ChangeSink):
                 chunks.slots, Locations(where.ids, where.segments, offsets, where.sizes), self.sequence
             )
         for table, slots in tables:
-            table.items.segments[slots] = self.segment
+            table.items.log(slots, self.segment)
 
     def log_moved(self, env_steps: int, chunks: NewChunks) -> Locations:
         """Write chunks again that the log has in an old segment; return where they will be once that is written."""

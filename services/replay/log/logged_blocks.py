@@ -13,6 +13,7 @@ from tidemill.replay.batch import Blocks
 from tidemill.services.replay.chunks.blocks import cut_raw
 from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.state.memory import MemoryBudget
+from tidemill.services.replay.tables.segment_counts import SegmentCounts
 from tidemill.types import Codec, Signature
 
 _FIRST_CAPACITY = 256
@@ -57,7 +58,8 @@ class LoggedBlocks:
         self._data: list[bytes | None] = []
         self.packed_sizes = np.zeros((_FIRST_CAPACITY, len(self._packed_columns)), dtype=np.int32)
         self.ids = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
-        self.segments = np.zeros(_FIRST_CAPACITY, dtype=np.int32)
+        self.segments = np.zeros(_FIRST_CAPACITY, dtype=np.int32)  # `_NO_SEGMENT` where there is no chunk
+        self.by_segment = SegmentCounts()
         self._offsets = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
         self._sizes = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
 
@@ -78,6 +80,8 @@ class LoggedBlocks:
             data, self._data[slot] = self._data[slot], None
             if data is not None:
                 self._budget.left(len(data))
+        self.by_segment.remove_each(self.segments[slots])
+        self.segments[slots] = _NO_SEGMENT
 
     def read(self, slots: Ints, step_counts: Ints) -> tuple[Blocks, ...]:
         """Return the blocks of chunks [N], all in memory, side by side, one entry for each column."""
@@ -97,16 +101,28 @@ class LoggedBlocks:
         return Locations(self.ids[slots], segments, self._offsets[slots], self._sizes[slots])
 
     def locate(self, slots: Ints, where: Locations, sequence: int) -> None:
-        """Note where the log will have chunks [N] once it has written a record."""
+        """Note in which place of one segment the log will have new chunks [N], once it has written a record.
+
+        Some may be free again.
+        """
         self.ids[slots], self.segments[slots], self._offsets[slots] = where.ids, where.segments, where.offsets
-        self._budget.mark_evictable(self, slots.tolist(), where.ids.tolist(), sequence)
+        picked = slots.tolist()
+        freed = [slot for slot in picked if self._data[slot] is None]
+        if freed:
+            self.segments[freed] = _NO_SEGMENT
+        if len(freed) < len(picked):
+            self.by_segment.add(int(where.segments[0]), len(picked) - len(freed))
+        self._budget.mark_evictable(self, picked, where.ids.tolist(), sequence)
 
     def relocate(self, slots: Ints, where: Locations) -> None:
         """Note that the log has chunks [N] at another place now."""
+        self.by_segment.remove_each(self.segments[slots])
+        self.by_segment.add_each(where.segments)
         self.segments[slots], self._offsets[slots] = where.segments, where.offsets
 
     def lose(self, slots: Ints) -> None:
         """Note that the log has corrupt chunks [N] nowhere, so that they belong to none of its segments."""
+        self.by_segment.remove_each(self.segments[slots])
         self.segments[slots], self._offsets[slots] = _NO_SEGMENT, 0
 
     def restore(self, slots: Ints, where: Locations, packed_sizes: Ints) -> None:
@@ -114,6 +130,7 @@ class LoggedBlocks:
         self._cover(len(slots))
         self._data = [None] * len(slots)
         self.ids[slots], self.segments[slots], self._offsets[slots] = where.ids, where.segments, where.offsets
+        self.by_segment.add_each(where.segments)
         self._sizes[slots], self.packed_sizes[slots] = where.sizes, packed_sizes
 
     def keep(self, slot: int, data: bytes) -> None:

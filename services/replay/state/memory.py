@@ -77,7 +77,9 @@ class MemoryBudget:
         self.share_limit = stored_limit // 2
         self.beside_bytes = self.batch_bytes = self.message_bytes = 0
         self._written = 0
-        self._queue: deque[tuple[EvictableBlobs, int, int, int]] = deque()  # store, slot, chunk, sequence; oldest first
+        self._queue: deque[_Entry] = deque()  # oldest first
+        self._kept: deque[_Entry] = deque()  # before it: those that a sweep has kept so far
+        self._sweeps = False
         self._sweep_at = _FIRST_SWEEP
         self.size_bytes = 0
 
@@ -123,6 +125,7 @@ class MemoryBudget:
         """Note that blobs in memory may leave it once the log has record `sequence`."""
         if self.stored_limit:
             self._queue.extend((store, *chunk, sequence) for chunk in zip(slots, chunk_ids, strict=True))
+            self._sweep(_SWEPT * len(slots))
             self._shrink()
 
     def written(self, sequence: int) -> None:
@@ -131,17 +134,29 @@ class MemoryBudget:
         self._shrink()
 
     def _shrink(self) -> None:
-        queue = self._queue
-        while self.room_bytes < 0 and queue and queue[0][3] <= self._written:
+        while self.room_bytes < 0 and (queue := self._kept or self._queue) and queue[0][3] <= self._written:
             store, slot, chunk_id, _ = queue.popleft()
             if store.is_resident(slot, chunk_id):
                 self.size_bytes -= store.evict(slot)
-        if len(queue) > self._sweep_at:  # blobs that were freed leave their entries behind
-            self._queue = deque(entry for entry in queue if entry[0].is_resident(entry[1], entry[2]))
+
+    def _sweep(self, most: int) -> None:
+        """Drop the entries that freed blobs leave behind, looking at so many at a time."""
+        queue = self._queue
+        if not self._sweeps and len(queue) <= self._sweep_at:
+            return
+        self._sweeps = True
+        for _ in range(min(most, len(queue))):
+            entry = queue.popleft()
+            if entry[0].is_resident(entry[1], entry[2]):
+                self._kept.append(entry)
+        if not queue:
+            self._queue, self._kept, self._sweeps = self._kept, queue, False
             self._sweep_at = max(2 * len(self._queue), _FIRST_SWEEP)
 
 
+_Entry = tuple[EvictableBlobs, int, int, int]  # store, slot, chunk, sequence
 _FIRST_SWEEP = 4096
+_SWEPT = 4  # entries that a sweep looks at for each new one
 _NO_LIMIT = 2**62
 
 

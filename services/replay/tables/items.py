@@ -14,6 +14,7 @@ from tidemill.errors import FailedPrecondition, Reason
 from tidemill.replay.chunk import SLOT_OF_KEY
 from tidemill.services.replay.selectors.selector import Selector
 from tidemill.services.replay.selectors.uniform import Uniform
+from tidemill.services.replay.tables.segment_counts import SegmentCounts
 
 _SLOT_BITS = np.uint64(32)
 _ITEM_BYTES = 64  # of the columns below and those of two selectors, rounded up
@@ -108,7 +109,9 @@ class Items:
         self._numbers = np.zeros(capacity, dtype=np.uint32)  # insertion number modulo 2^32
         self.inserted = first_number
         self.priorities = np.zeros(capacity)  # as given, before any exponent
-        self.segments = np.zeros(capacity, dtype=np.int32)  # where the log has the item, if there is a log
+        self.segments = np.zeros(capacity, dtype=np.int32)  # where the log has the item; 0 in an empty slot
+        self.by_segment = SegmentCounts()
+        self._is_logged = False  # whether any segment ever had an item: without a log there is nothing to count
         self._payloads: dict[int, bytes] = {}
         self.payload_bytes = 0
         self._free = np.zeros(capacity, dtype=np.int32)  # a stack of slots used before
@@ -136,6 +139,9 @@ class Items:
     def remove(self, slots: Ints) -> None:
         """Free slots [N], all in use."""
         self.lengths[slots] = 0
+        if self._is_logged:
+            self.by_segment.remove_each(self.segments[slots])
+            self.segments[slots] = 0
         end = self._free_count + len(slots)
         self._free[self._free_count : end] = slots
         self._free_count = end
@@ -149,6 +155,13 @@ class Items:
         if self._payloads:
             for slot in slots.tolist():
                 self.payload_bytes -= len(self._payloads.pop(slot, b""))
+
+    def log(self, slots: Ints, segment: int) -> None:
+        """Note that a segment of the log has the items at slots [N] now."""
+        self._is_logged = True
+        self.by_segment.remove_each(self.segments[slots])
+        self.segments[slots] = segment
+        self.by_segment.add(segment, len(slots))
 
     def keys(self, slots: Ints) -> NDArray[np.uint64]:
         """Return the keys of slots [N]."""
@@ -284,6 +297,8 @@ class Items:
         self.lengths[slots], self.times_sampled[slots] = new.lengths, items.times_sampled
         self._numbers[slots] = items.numbers
         self.priorities[slots], self.segments[slots] = new.priorities, items.segments
+        self.by_segment.add_each(items.segments)
+        self._is_logged = bool(items.segments.any())
         self._keep_payloads(slots, new.payloads)
         self.count = len(slots)
         self._used = int(slots.max(initial=-1)) + 1

@@ -196,6 +196,43 @@ def test_memory_is_freed_oldest_first_and_only_what_the_log_has() -> None:
     assert budget.room_bytes == 5
 
 
+class WatchedBlobs(Blobs):
+    """Counts how often it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def is_resident(self, slot: int, chunk_id: int) -> bool:
+        """True if the slot still has that chunk."""
+        self.asked += 1
+        return super().is_resident(slot, chunk_id)
+
+
+def test_memory_budget_looks_at_a_few_entries_for_each_new_one() -> None:
+    """However many blobs are in memory: one that comes does not wait until all the others were looked at."""
+    budget, blobs, most = MemoryBudget(10**9), WatchedBlobs(), 0
+    for chunk in range(50_000):
+        blobs.warm[chunk % 10_000] = chunk
+        before = blobs.asked
+        budget.mark_evictable(blobs, [chunk % 10_000], [chunk], sequence=chunk)
+        most = max(most, blobs.asked - before)
+    assert 0 < most < 10
+
+
+def test_memory_is_freed_oldest_first_while_entries_are_swept() -> None:
+    """Those that a sweep has kept are the oldest."""
+    budget, blobs = MemoryBudget(10**6), WatchedBlobs()
+    for chunk in range(4500):
+        blobs.warm[chunk] = chunk
+        budget.came(10)
+        budget.mark_evictable(blobs, [chunk], [chunk], sequence=chunk)
+    assert 0 < blobs.asked < 4000  # under way
+    budget.stored_limit = 20_000
+    budget.written(4500)
+    assert sorted(blobs.warm) == list(range(2500, 4500))
+
+
 def test_memory_budget_forgets_what_was_freed() -> None:
     """Chunks that come and go for ever do not leave entries behind."""
     budget, blobs = MemoryBudget(10**9), Blobs()

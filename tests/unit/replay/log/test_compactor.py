@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -23,11 +24,13 @@ from tests.unit.replay.logs import AtOnce, Log, open_log, sample_all, unreadable
 from tidemill.config.services import StorageSettings
 from tidemill.errors import Unavailable
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
+from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.log.blob_reader import BlobFiles, BlobReader
 from tidemill.services.replay.log.compactor import Compactor, Garbage, chunks_in
 from tidemill.services.replay.log.log import ReplayLog
 from tidemill.services.replay.log.logged_blocks import logged
 from tidemill.services.replay.state.change_sink import NewChunks
+from tidemill.services.replay.tables.items import Items
 
 SEGMENT_BYTES = 4000
 LOWEST_FIRST = SelectorConfig(SelectorKind.MIN_HEAP)
@@ -208,6 +211,26 @@ def test_segment_that_cannot_be_read_just_now_keeps_its_chunks(tmp_path: Path) -
     log.compact()
     assert not set(before) & set(log.files)
     assert sorted(steps_of(sample_all(log, log.replay.find("t")))) == [(0, *range(4 * n, 4 * n + 4)) for n in range(20)]
+    log.crash()
+
+
+def test_whether_a_segment_is_needed_is_known_without_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compactor asks every half second, whatever the size of the tables."""
+    log, _ = filled(tmp_path, make_config(max_items=50, max_item_steps=4), 100)
+    garbage, items = Garbage(log.replay, log.journal, SEGMENT_BYTES), log.replay.find("t").items
+    needed = set(items.segments[items.held()].tolist())
+
+    def search(_: object) -> NoReturn:
+        raise AssertionError("a search of the whole table")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ChunkStore, "held", search)
+        patch.setattr(Items, "held", search)
+        assert {number for number in log.recovered.folder.segments() if garbage.is_needed(number)} == needed
+    log.replay.reset(log.replay.find("t"))
+    for epoch in log.replay.streams.epochs:
+        epoch.close()
+    assert not any(garbage.is_needed(number) for number in log.recovered.folder.segments())
     log.crash()
 
 

@@ -6,15 +6,18 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import invariant, rule
 
 from tests.support.replay_streams import append, make_chunk, make_items, open_streams
 from tests.unit.replay.logs import Log, open_log, sample_all
 from tests.unit.replay.test_state_model import CONFIGS, TABLES, ReplayMachine
 from tidemill.replay.batch import SampledBatch
+from tidemill.services.replay.log.compactor import chunks_in, items_in
 from tidemill.services.replay.log.frame import scan
+from tidemill.services.replay.log.logged_blocks import logged
 from tidemill.services.replay.state.replay_state import ReplayState
 from tidemill.services.replay.tables.table import Table
 
@@ -100,6 +103,17 @@ class LogMachine(ReplayMachine):
         self.log.compact()
         total = sum(path.stat().st_size for path in (*self.log.files, *self.log.copies))
         assert total == self.log.journal.size_bytes
+
+    @invariant()
+    def counts_of_segments_are_what_a_search_finds(self) -> None:
+        """By them the compactor knows whether a segment is needed."""
+        for number in self.log.journal.segment_sizes:
+            for store in self.replay.stores:
+                found = np.count_nonzero(logged(store).segments[store.held()] == number)
+                assert logged(store).by_segment.count(number) == found == len(chunks_in(store, number))
+            for table in self.replay.tables:
+                found = np.count_nonzero(table.items.segments[table.items.held()] == number)
+                assert table.items.by_segment.count(number) == found == len(items_in(table, number))
 
     def teardown(self) -> None:
         """Remove the files."""
