@@ -30,7 +30,7 @@ _SHORT = {  # for replay on its own: what each stands for, its value, and what i
     "--folder": ("storage.folder", "FOLDER", "keep the tables on disk here; default: in memory only"),
     "--listen": ("server.address", "ADDRESS", "HOST:PORT or unix:///path; default 127.0.0.1:7401"),
     "--ack": ("storage.ack", "write|fsync", "acknowledge steps once the system or the disk has them"),
-    "--max-memory-mib": ("max_memory_mib", "MIB", "memory limit; default: half of all, in a container 3/4"),
+    "--max-memory-mib": ("max_memory_mib", "MIB", "limit; default: half of the memory (container: 3/4)"),
     "--tls-cert": ("server.tls_cert", "FILE", "certificate of the server, a PEM file"),
     "--tls-key": ("server.tls_key", "FILE", "its private key, a PEM file"),
     "--tokens": ("server.tokens", "FILE", "lines `ROLE TOKEN`: the tokens that are accepted"),

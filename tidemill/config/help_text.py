@@ -54,7 +54,7 @@ def describe_algorithms() -> str:
     """Return the text of `--help algorithms`: a line for each algorithm."""
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     described = [(name, (config_class(name).__doc__ or "").splitlines()[0]) for name in algorithms()]
-    head = "Chosen by --agent.algorithm NAME; the defaults of table, learner and env follow it:"
+    head = "Choose one with --agent.algorithm NAME. It also sets defaults of table, learner and env:"
     return "\n".join([*_wrap(head, width), *_in_columns(described, width)])
 
 

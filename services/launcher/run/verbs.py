@@ -40,7 +40,7 @@ def learner_at(address: str) -> Iterator[LearnerClient]:
 
 def _pause(client: LearnerClient, _: str) -> str:
     client.pause()
-    return "paused; `tidemill ctl resume` continues, and run.max_wall_s counts on"
+    return "paused; `tidemill ctl resume` continues; run.max_wall_s keeps counting"
 
 
 def _resume(client: LearnerClient, _: str) -> str:
