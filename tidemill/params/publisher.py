@@ -155,7 +155,7 @@ class ParamsPublisher(Closing):
             return self._acknowledged == self._offered or self._error is not None or self._closing.is_set()
 
         with self._changed:
-            self._changed.wait_for(is_over, timeout_s)
+            self._changed.wait_for(is_over, min(timeout_s, threading.TIMEOUT_MAX))
             self._raise()
             return self._acknowledged == self._offered
 

@@ -105,7 +105,7 @@ class ParamsWatcher(Closing):
 
         self._owner.check()
         with self._changed:
-            self._changed.wait_for(is_over, timeout_s)
+            self._changed.wait_for(is_over, min(timeout_s, threading.TIMEOUT_MAX))
             self._raise()
             return self._newest if self._is_newer(newer_than) else None
 

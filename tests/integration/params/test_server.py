@@ -7,6 +7,7 @@ import hashlib
 import math
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,11 @@ from tidemill.errors import (
     Unavailable,
 )
 from tidemill.params.client import ParamsClient
+from tidemill.params.publisher import ParamsPublisher
 from tidemill.params.v1 import params_pb2 as pb
 from tidemill.params.v1 import params_pb2_grpc
 from tidemill.params.version import Encoding, Params, Precision
+from tidemill.params.watcher import ParamsWatcher
 from tidemill.params.wire import pack_encoding
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.channel import open_channel
@@ -329,5 +332,20 @@ def test_deadline_without_end_takes_any_time(server: LocalServer) -> None:
     with ParamsClient(server.address, transfer_deadline_s=math.inf, reads_files=False) as client:
         publish(client, LARGE)
         params = client.fetch(wait_s=0.05)
+        assert params is not None
+        assert params.blob == LARGE
+
+
+def test_wait_without_end_is_for_the_next_version(server: LocalServer) -> None:
+    """And a flush without end for its acknowledgement."""
+    with (
+        ParamsWatcher(server.address) as watcher,
+        ParamsPublisher(server.address, name="test") as publisher,
+        ThreadPoolExecutor() as threads,
+    ):
+        waiting = threads.submit(watcher.wait, math.inf)
+        publisher.offer({Precision.FULL: LARGE}, METADATA)
+        assert publisher.flush(math.inf)
+        params = waiting.result(WAIT_S)
         assert params is not None
         assert params.blob == LARGE
