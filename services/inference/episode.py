@@ -56,7 +56,15 @@ class Episode:
     nothing is stored that was not seen.
     """
 
-    def __init__(self, spec: EnvSpec, recurrent_state_size: int, extra_columns: Signature, first_step: int = 0) -> None:
+    def __init__(
+        self,
+        spec: EnvSpec,
+        recurrent_state_size: int,
+        extra_columns: Signature,
+        first_step: int = 0,
+        *,
+        clips_rewards: bool = False,
+    ) -> None:
         """Begin.
 
         Args:
@@ -64,8 +72,9 @@ class Episode:
             recurrent_state_size: `Policy.recurrent_state_size`.
             extra_columns: Columns that the policy itself fills.
             first_step: Number of the first step that is wanted.
+            clips_rewards: Whether the policy learns from the signs of rewards and sees those.
         """
-        self._spec, self._extra_columns = spec, extra_columns
+        self._spec, self._extra_columns, self._clips_rewards = spec, extra_columns, clips_rewards
         self._has_state = recurrent_state_size > 0
         self._builder = PolicyInputBuilder(1, spec, recurrent_state_size)
         self._rng = np.random.default_rng()
@@ -82,7 +91,7 @@ class Episode:
         self.is_over = False
         """Whether it has ended."""
         self.episode_return = 0.0
-        """Sum of the rewards so far."""
+        """Sum of the rewards so far, as the client reported them."""
         self.is_whole = first_step == 0
         """Whether that is the episode's return: an earlier process has not taken its first steps."""
 
@@ -100,7 +109,11 @@ class Episode:
             return None
         is_first = np.array([self._acted is None])
         mask = None if seen.action_mask is None else seen.action_mask[None]
-        return self._builder.build(seen.observation[None], is_first, np.array([seen.reward], np.float32), mask)
+        return self._builder.build(seen.observation[None], is_first, self._learned(seen.reward), mask)
+
+    def _learned(self, reward: float) -> NDArray[np.float32]:
+        """Return a reward, float32 [1], as the policy learns from it."""
+        return np.array([np.sign(reward) if self._clips_rewards else reward], np.float32)
 
     def act(
         self, seen: SeenStep, policy_input: PolicyInput, answer: Answer, policy: SplitPolicy, env_steps: int
@@ -181,7 +194,7 @@ class Episode:
             policy_input.is_first,
             policy_input.action_mask,
             self._spec,
-            reward=np.array([reward], np.float32),
+            reward=self._learned(reward),
             terminated=np.array([terminated]),
             truncated=np.array([truncated]),
         )

@@ -152,7 +152,13 @@ async def serve_simulators(
     simulators = Simulators(
         writer,
         forward,
-        partial(Episode, spec, policy.recurrent_state_size, extra_columns_of(config.agent, spec)),
+        partial(
+            Episode,
+            spec,
+            policy.recurrent_state_size,
+            extra_columns_of(config.agent, spec),
+            clips_rewards=config.env.clips_rewards,
+        ),
         partial(make_explorer, config, spec, seeds),
         identity,
         SimulatorMetrics(),

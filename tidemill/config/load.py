@@ -26,6 +26,7 @@ from tidemill.config.noops import check_noops
 from tidemill.config.on_policy import check_on_policy
 from tidemill.config.presets import FOLDER, find_config, preset_names
 from tidemill.config.sections import RunConfig
+from tidemill.config.simulated_env import check_simulated_env
 from tidemill.config.sources import check_sources
 from tidemill.config.traces import check_traces
 from tidemill.config.yaml_text import described_error, parse, written
@@ -237,6 +238,7 @@ _CHECKS = (
     check_actors,
     check_inference,
     check_noops,
+    check_simulated_env,
     check_traces,
 )
 

@@ -96,6 +96,18 @@ def test_continued_episode_begins_a_stream_behind_what_is_stored() -> None:
     assert _told(rows) == [(5.0, 6.0, "f"), (6.0, 7.0, "e")]
 
 
+def test_clipped_rewards_are_learned_from_and_seen_but_not_counted() -> None:
+    """As in an actor's Atari games: the policy gets their signs, the return is the client's."""
+    episode = Episode(_SPEC, 0, (), clips_rewards=True)
+    rows = _play(episode, _seen(0), _seen(1), _seen(2))
+    policy_input = episode.see(_seen(3))
+    assert policy_input is not None
+    assert policy_input.last_reward.tolist() == [1.0]
+    rows += episode.abandon()
+    assert [reward for _, reward, _ in _told(rows)] == [1.0, 1.0, 0.0]
+    assert episode.episode_return == 6.0
+
+
 def test_step_out_of_order_is_refused() -> None:
     """By its number, and nothing changes."""
     episode = _episode()

@@ -21,17 +21,19 @@ from tests.support.naming import naming
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import InferenceConfig
 from tidemill.config.services import InferenceSettings
+from tidemill.envs.settings import EnvSettings
 from tidemill.errors import FatalError
 from tidemill.inference.wire import Answer
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import SplitPolicy
-from tidemill.rl.settings.registry import extra_columns_of
+from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.services.inference import open_simulators
 from tidemill.services.inference.episode import Episode
 from tidemill.services.inference.open_simulators import serve_simulators, writer_name
 from tidemill.services.inference.resume_token import Identity, Place, place_of
 from tidemill.settings.check import is_safe_name
 from tidemill.simulator.wire import SeenStep
+from tidemill.types import EnvSpec
 
 
 def test_writer_name_is_one_for_each_service_and_run() -> None:
@@ -89,27 +91,34 @@ def test_identity_that_cannot_be_read_now_is_kept(tmp_path: Path, monkeypatch: p
     assert Identity(file).key == first.key
 
 
-@pytest.mark.parametrize("name", DISTINCT_CASES)
-def test_simulators_explore_on_the_cpu_wherever_the_network_is(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The network's numbers reach an episode in the host's memory. Noise is drawn where the network is."""
-    (config, spec), opened = DISTINCT_CASES[name], dict[str, Any]()
+def _opened(run: InferenceConfig, spec: EnvSpec, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The parts that the simulators of a service on another device are made from."""
+    opened = dict[str, Any]()
     unused: Any = SimpleNamespace(epoch=0, superseded_epoch=0, next_steps=np.zeros(4, np.int64))
 
     def simulators(*parts: Any, **settings: Any) -> Any:  # noqa: ANN401 - those of `Simulators`
-        opened.update(settings, explorer=parts[3])
+        opened.update(settings, new_episode=parts[2], explorer=parts[3])
         return unused
 
     monkeypatch.setattr(open_simulators, "open_simulator_writer", lambda *_: unused)
     monkeypatch.setattr(open_simulators, "SimulatorMetrics", lambda: unused)  # registers them once a process
     monkeypatch.setattr(open_simulators, "Simulators", simulators)
-    run = InferenceConfig(run=RunSettings(root=str(tmp_path)), agent=config, inference=InferenceSettings(simulators=4))
-    policy, device = build_policy(config, spec), torch.device("meta")
+    policy, device = build_policy(run.agent, spec), torch.device("meta")
     asyncio.run(serve_simulators(run, spec, policy, device, unused, lambda _: None, threading.Event()))
     assert opened["device"] == device
+    return opened
+
+
+@pytest.mark.parametrize("name", DISTINCT_CASES)
+def test_simulators_explore_on_the_cpu_wherever_the_network_is(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The network's numbers reach an episode in the host's memory. Noise is drawn where the network is."""
+    config, spec = DISTINCT_CASES[name]
+    run = InferenceConfig(run=RunSettings(root=str(tmp_path)), agent=config, inference=InferenceSettings(simulators=4))
+    opened, policy = _opened(run, spec, monkeypatch), build_policy(config, spec)
     explorer: Callable[[int], SplitPolicy] = opened["explorer"]
-    episode = Episode(spec, policy.recurrent_state_size, extra_columns_of(config, spec))
+    episode: Episode = opened["new_episode"](0)
     mask = np.ones(sum(spec.action_options), np.bool_) if spec.masks_actions else None
     seen = SeenStep(0, np.ones(spec.observation_shape, spec.observation_dtype), 0.0, action_mask=mask)
     policy_input = episode.see(seen)
@@ -118,3 +127,22 @@ def test_simulators_explore_on_the_cpu_wherever_the_network_is(
     numbers = {name: tensor.numpy() for name, tensor in policy.forward(policy_input).items()}
     acted = episode.act(seen, policy_input, Answer(1, 0, 0, numbers), explorer(2), env_steps=0)
     assert acted.output.action.shape == (1, *spec.action_shape)
+
+
+@pytest.mark.parametrize(
+    "env, learned",
+    [
+        (EnvSettings("ALE/Pong-v5"), 1.0),
+        (EnvSettings("ALE/Pong-v5", clip_rewards=False), 5.0),
+        (EnvSettings("CartPole-v1"), 5.0),
+    ],
+)
+def test_rewards_of_simulators_are_clipped_as_those_of_actors(
+    env: EnvSettings, learned: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`env.clip_rewards` is of Atari games, whoever plays them."""
+    inference, agent = InferenceSettings(simulators=4), DQNConfig(network="mlp", hidden_sizes=(4,))
+    run = InferenceConfig(run=RunSettings(root=str(tmp_path)), env=env, agent=agent, inference=inference)
+    opened = _opened(run, EnvSpec((1,), "float32", num_actions=2), monkeypatch)
+    policy_input = opened["new_episode"](1).see(SeenStep(1, np.zeros(1, np.float32), 5.0))
+    assert policy_input.last_reward.tolist() == [learned]

@@ -258,7 +258,7 @@ class Step(_message.Message):
     observation adds one.
     """
     reward: _builtins.float
-    """Reward of the previous action. Must be finite, and 0 at step 0."""
+    """Reward of the previous action, unclipped. Must be finite, and 0 at step 0."""
     terminated: _builtins.bool
     """Whether the episode is over and has no value beyond this observation. Not at step 0."""
     truncated: _builtins.bool
