@@ -25,7 +25,7 @@ from tidemill.devices import flush_denormals, use_device
 from tidemill.envs.goals import goal_rewards
 from tidemill.envs.recorded_spec import record_spec
 from tidemill.envs.watch import watched_spec
-from tidemill.errors import Unavailable
+from tidemill.errors import FatalError, Unavailable
 from tidemill.learner.status import LearnerState
 from tidemill.near_processors import use_near_processors
 from tidemill.params.client import ParamsClient
@@ -103,6 +103,8 @@ class Learner:
         self._digest = config_digest(config)
         self._end: RunEnd | None = None
         self._divergence: RunEnd | None = None
+        self._unsaved = ""
+        """Reason the last checkpoint is not written; empty if it is, or until then."""
 
     def add_to(self, server: RpcServer) -> None:
         """Add the control service to a server that is not started yet."""
@@ -117,7 +119,8 @@ class Learner:
         Raises:
             Unavailable: A service the learner needs did not answer in time, or another machine was asked to end.
             StalePublisher: A newer learner took over.
-            FatalError: The checkpoint is of another run, or the GPU is full.
+            FatalError: The checkpoint is of another run, the GPU is full, or a launcher has interrupted a learner whose
+                last checkpoint could not be written.
         """
         if self._control.paused:
             _log.warning("paused, as before the restart; `tidemill ctl resume` continues")
@@ -126,6 +129,8 @@ class Learner:
             with gpus.full_gpu_explained(), ExitStack() as stack:  # also of what other threads raise here
                 if self._services_are_ready() and not self._run_is_over(stack):
                     is_over = self._train(learning, self._directory(stack), set_serving, stack)
+                    if self._unsaved and not is_over and self._config.run.supervisor == "launcher":  # it says so
+                        raise FatalError(f"last checkpoint not written: {self._unsaved}; a resume takes an earlier one")
                     is_left = self._rank.machines > 1 and not is_over and not self._stop.wait(_SIGNAL_S)
             if is_left:  # torchrun starts this machine's ranks again, which wait for the others
                 raise Unavailable("another machine was asked to end; waiting for it to return")
@@ -297,7 +302,7 @@ class Learner:
         if publisher is not None:
             publisher.publish()
         if checkpointer is not None:
-            checkpointer.finish()
+            self._unsaved = checkpointer.finish()
         if publisher is not None and not publisher.flush(timeout_s):
             _log.warning("the parameter server did not acknowledge the last parameters", timeout_s=timeout_s)
         _log.info("stopped", reason=self._control.stop_reason, learner_steps=self._counters.learner_steps)

@@ -60,6 +60,9 @@ _REFUSED = 2  # exit code of a rank that refuses its settings or files
 _signalled: list[SignalException] = []
 """Keeps, by its traceback, the rendezvous: torch's heartbeat would stop, and join, itself if it held it last."""
 
+_closed_with: dict[int, int | None] = {}
+"""Exit codes of the ranks of this machine once torchrun has closed them, by local rank; None: it could not."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Start the ranks, start all of them again when one fails, and wait for their end; return the exit code."""
@@ -87,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if was_over:
             print(f"learner: {HAS_DIVERGED if has_diverged else IS_OVER}", file=sys.stderr)
         is_over = was_over or run_agent(options, words, environ, forks)
+        if not is_over and config.run.supervisor == "launcher":
+            check_saved()
         has_diverged = is_over and marks(config)[1]
         program = (ENDED_LEARNER, *learner_arguments)
         return exit_or_idle(program, config.run, is_over=is_over, has_diverged=has_diverged)
@@ -131,6 +136,8 @@ def _prepare_environment(config: LearnerConfig, *, one_machine: bool) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(config.learner.threads, 1)))
     # An agent that reuses its store does not announce it to machines that join later.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    if config.run.supervisor == "launcher":  # which gives ranks the time to save; torchrun would kill them after 30 s
+        os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")
     if one_machine:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, linux.LOOPBACK)
@@ -164,12 +171,23 @@ def run_agent(options: argparse.Namespace, words: list[str], environ: dict[str, 
     return True
 
 
+def check_saved() -> None:
+    """Raise FatalError if the first rank, which saves, failed or was killed when torchrun asked its ranks to end."""
+    code = _closed_with.get(0, 0)
+    if code not in (0, -signal.SIGTERM):  # a signal that comes before it trains
+        raise FatalError(f"rank 0 was asked to end and ended with exit code {code}; see its log")
+
+
 def _bound_failures() -> None:
-    """Have torchrun kill ranks `LEAVE_S` after another one failed; it would wait 30 s for those that are stuck."""
+    """Have torchrun kill ranks `LEAVE_S` after another one failed; it would wait 30 s for those that are stuck.
+
+    It also keeps their exit codes.
+    """
     close: Any = SubprocessContext._close
 
     def close_soon(ranks: SubprocessContext, death_sig: signal.Signals, timeout: int = 30) -> None:
         close(ranks, death_sig=death_sig, timeout=LEAVE_S if ranks._failures else timeout)
+        _closed_with.update({rank: each.proc.poll() for rank, each in ranks.subprocess_handlers.items()})
 
     SubprocessContext._close = close_soon  # type: ignore[assignment, method-assign] # torch has no setting for it
 

@@ -19,6 +19,7 @@ def main() -> int:
     parser.add_argument("--journal", type=Path, required=True, help="every start and end is appended here")
     parser.add_argument("--name", required=True)
     parser.add_argument("--exit-code", type=int, help="end with this code instead of serving")
+    parser.add_argument("--last-code", type=int, default=0, help="end with this code after SIGTERM")
     parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
     parser.add_argument("--unready", action="store_true", help="never serve, and let calls in progress hold up its end")
     parser.add_argument("--result", type=Path, help="write this file and end on SIGUSR1, as the evaluator does")
@@ -39,7 +40,9 @@ def main() -> int:
     if finish.is_set() and options.result:
         options.result.write_text("{}")
     _note(options, "end")
-    return 0
+    if options.last_code:
+        sys.stderr.write(f"{options.name}: the last words\n")
+    return int(options.last_code)
 
 
 def _note(options: argparse.Namespace, what: str) -> None:

@@ -427,6 +427,18 @@ async def test_cluster_says_what_it_killed_at_a_stop_and_what_is_lost(scene: Sce
     assert outcome == Outcome(1, f"stopped as asked; {lost}")
 
 
+async def test_cluster_says_that_its_learner_could_not_save_at_a_stop(scene: Scene) -> None:
+    """As on a full disk: the last lines of its log, and the end of the run as failed."""
+    cluster, recorder = scene.cluster_of(scene.spec("learner", "--last-code", "1"))
+    running = asyncio.create_task(cluster.run())
+    await _ready(recorder, "learner")
+    os.kill(os.getpid(), signal.SIGINT)
+    outcome = await asyncio.wait_for(running, _BOUND_S)
+    failed = "learner ended with exit code 1"
+    assert recorder.events[-1] == (failed, ["learner: the last words"])
+    assert outcome == Outcome(1, f"stopped as asked; {failed}: its updates since the last checkpoint are lost")
+
+
 async def test_cluster_that_stood_still_gives_its_services_their_time_again(scene: Scene) -> None:
     """A launcher that is suspended while it stops finds its learner ended in time, whenever it continues."""
     settings = replace(_SETTINGS, stop_timeout_s=2.0)

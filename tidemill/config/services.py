@@ -388,7 +388,8 @@ class LauncherSettings:
     its memory. Needs Linux 5.3 and a Python with `os.pidfd_open`; otherwise services are started as programs."""
     stop_timeout_s: float = 20.0
     """Seconds that a service may take to end after SIGTERM before it is killed. A learner that is killed loses its
-    updates since its last checkpoint, and a run that was stopped then ends with exit code 1."""
+    updates since its last checkpoint, and a run that was stopped then ends with exit code 1. Raise it for
+    a network whose checkpoint takes longer to write."""
     log_max_mib: float = 16.0
     """Largest log of a process, in MiB. A larger log is renamed to `NAME.log.1`, replacing the previous one. 0: no
     limit."""

@@ -35,7 +35,7 @@ _UNSAVED = {
     LEARNER: ": its updates since the last checkpoint are lost",
     EVALUATOR: ": the learning curve may be missing; `tidemill plot` draws one",
 }
-"""What is missing after a process was killed that did not end in time, by its kind."""
+"""What is missing after a process that was asked to end was killed or failed, by its kind."""
 
 
 class Phase(enum.Enum):
@@ -190,9 +190,11 @@ class Supervisor:
         process = self.processes[name]
         was_stopping = process.phase is Phase.STOPPING
         process.phase, process.deadline_s = Phase.ENDED, None
-        if self.outcome is not None:
-            return self._stop_next(now_s)
         kind = process.spec.kind
+        if self.outcome is not None:
+            if was_stopping and kind == LEARNER and exit_code > 0 and process.was_healthy:
+                self._note_unsaved(process, describe_exit(exit_code))
+            return self._stop_next(now_s)
         if kind == EVALUATOR and exit_code == 0 and has_result:
             failed = self.failed_learner
             self.learner_was_down = failed is not None and failed.phase in (Phase.STARTING, Phase.BACKOFF)
@@ -294,9 +296,13 @@ class Supervisor:
 
     def _note_killed(self, process: Process) -> None:
         """Say that a process is killed because it does not end, and what that loses."""
-        kind = process.spec.kind
         within = f"within {self.settings.stop_timeout_s:g} s (launcher.stop_timeout_s)"
-        process.fault = f"did not end {within} and was killed{_UNSAVED.get(kind, '')}"
+        self._note_unsaved(process, f"did not end {within} and was killed")
+
+    def _note_unsaved(self, process: Process, how: str) -> None:
+        """Say how a process ended that has not saved its work, and what that loses."""
+        kind = process.spec.kind
+        process.fault = f"{how}{_UNSAVED.get(kind, '')}"
         if self.outcome is None or kind not in _UNSAVED:
             return
         # A finished run has published what its result measures.

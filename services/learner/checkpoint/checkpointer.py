@@ -21,11 +21,17 @@ from tidemill.services.learner.status.control import Control
 from tidemill.services.learner.status.divergence import Diverged, check_finite
 
 _CLOSE_S = 10.0
+_SLOWEST_BYTES_PER_S = 1e7  # a disk that writes more slowly counts as one that hangs
 _ENDS = (Diverged, StalePublisher)
 
 _log = structlog.get_logger()
 _Job = tuple[Checkpoint, Future[SavedCheckpoint], bool]
 """What is written, who is told, and whether it must be on the disk by then."""
+
+
+def longest_write_s(size_bytes: int) -> float:
+    """Return how long a learner that ends waits for a checkpoint of a size, in seconds."""
+    return _CLOSE_S + size_bytes / _SLOWEST_BYTES_PER_S
 
 
 class Checkpointer:
@@ -44,6 +50,7 @@ class Checkpointer:
         steps: int,
         clock: Callable[[], float],
         fence: Callable[[], None] = lambda: None,
+        limit_s: Callable[[int], float] = longest_write_s,
     ) -> None:
         """Start the writing thread.
 
@@ -54,6 +61,7 @@ class Checkpointer:
             steps: Updates of the checkpoint that was restored; 0 if there was none.
             clock: Monotonic time in seconds.
             fence: Raises StalePublisher if a newer learner took over; asked by the thread before each write.
+            limit_s: How long the end waits for a checkpoint, in seconds, given the size of its tensors in bytes.
         """
         self._fence = fence
         self._store, self._capture, self._every_s, self._clock = store, capture, every_s, clock
@@ -62,6 +70,7 @@ class Checkpointer:
         metrics.CHECKPOINT_STEPS.set(steps)
         self.error = ""
         """Reason the newest attempt failed; empty if it succeeded or there was none."""
+        self._limit_s, self._wait_s = limit_s, limit_s(0)
         self._due = clock() + every_s
         self._jobs: queue.Queue[_Job | None] = queue.Queue(1)
         self._writing: Future[SavedCheckpoint] | None = None
@@ -105,8 +114,11 @@ class Checkpointer:
         if error is not None:
             raise FatalError(f"checkpoint not written: {error}") from error
 
-    def finish(self) -> None:
+    def finish(self) -> str:
         """Write a last checkpoint and end the thread, both within a bounded time.
+
+        Returns:
+            Reason the last checkpoint is not written; empty if it is.
 
         Raises:
             Diverged: The state is not finite.
@@ -116,28 +128,33 @@ class Checkpointer:
         error: BaseException | None = None
         try:
             if self._writing is not None:
-                self._writing.exception(_CLOSE_S)
+                self._writing.exception(self._wait_s)
             self._start(last)
-            error = last.exception(_CLOSE_S)
+            error = last.exception(self._wait_s)
         except TimeoutError:
-            _log.error("last checkpoint not written in time, a resume starts from an earlier one", timeout_s=_CLOSE_S)
+            error = TimeoutError(f"the disk took longer than {round(self._wait_s, 2):g} s")
+            self.error = str(error)
+            _log.error("last checkpoint not written in time, a resume starts from an earlier one", reason=self.error)
+            self._wait_s = 0.0  # nor does `close` wait
         self.close()
         if isinstance(error, _ENDS):
             raise error
+        return str(error or "")
 
     def close(self) -> None:
         """End the thread after what it is writing, within a bounded time. May be called twice."""
         if self._thread.is_alive():
             try:
-                self._jobs.put(None, timeout=_CLOSE_S)
+                self._jobs.put(None, timeout=self._wait_s)
             except queue.Full:
                 return  # the disk hangs; the thread ends with the process
-            self._thread.join(_CLOSE_S)
+            self._thread.join(self._wait_s)
 
     def _start(self, future: Future[SavedCheckpoint], *, sync: bool = False) -> None:
         started = time.perf_counter()
-        self._writing = future
-        self._jobs.put_nowait((self._capture(), future, sync))
+        self._writing, checkpoint = future, self._capture()
+        self._wait_s = self._limit_s(sum(each.nbytes for each in flatten(checkpoint.agent)[1].values()))
+        self._jobs.put_nowait((checkpoint, future, sync))
         metrics.WAIT_SECONDS.labels("checkpoint").inc(time.perf_counter() - started)
 
     def _run(self) -> None:

@@ -272,6 +272,26 @@ def test_stop_that_kills_says_so(killed: tuple[str, ...], outcome: Outcome) -> N
     assert supervisor.outcome == outcome
 
 
+def test_stop_of_a_learner_that_cannot_save_its_last_updates_says_so() -> None:
+    """It was asked to end and failed, as on a full disk: lost as if it had been killed."""
+    supervisor = _running()
+    supervisor.on_stop_requested(10.0)
+    for name in ("actor-0", "actor-1", "learner", "evaluator", "replay", "paramserver"):
+        supervisor.on_exit(name, int(name == "learner"), 11.0)
+    lost = "learner ended with exit code 1: its updates since the last checkpoint are lost"
+    assert supervisor.outcome == Outcome(1, f"stopped as asked; {lost}")
+
+
+def test_stop_of_a_learner_that_never_trained_loses_nothing() -> None:
+    """It was still starting, and failed as it was asked to end."""
+    supervisor = _cluster()
+    supervisor.start(0.0)
+    supervisor.on_stop_requested(1.0)
+    for name in ("actor-0", "actor-1", "learner", "replay", "paramserver"):
+        supervisor.on_exit(name, int(name == "learner"), 2.0)
+    assert supervisor.outcome == Outcome(0, "stopped as asked")
+
+
 @pytest.mark.parametrize("outcome", [Outcome(0, "finished"), Outcome(2, "replay refused its settings or files")])
 def test_run_that_ended_keeps_its_exit_code_when_its_learner_is_killed(outcome: Outcome) -> None:
     """It has its result, or had failed before."""

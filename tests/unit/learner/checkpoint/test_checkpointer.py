@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from tests.support.clock import Clock
 from tests.support.naming import naming
 from tidemill.errors import ResourceExhausted
 from tidemill.params.publisher import StalePublisher
-from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
+from tidemill.services.learner.checkpoint.checkpointer import Checkpointer, longest_write_s
 from tidemill.services.learner.checkpoint.format import Checkpoint
 from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.learner.status.control import Control
@@ -45,12 +45,25 @@ class _Store(CheckpointStore):
 class _Scene:
     """A checkpointer with everything around it under the test's control."""
 
-    def __init__(self, folder: Path, *, every_s: float = 60.0, sync: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        every_s: float = 60.0,
+        sync: bool = True,
+        limit_s: Callable[[int], float] = longest_write_s,
+    ) -> None:
         self.clock, self.store, self.control = Clock(), _Store(folder, sync=sync), Control(threading.Event())
         self.steps = 0
         self.captures = 0
         self.checkpointer = Checkpointer(
-            self.store, self._capture, every_s=every_s, steps=0, clock=self.clock, fence=self._check
+            self.store,
+            self._capture,
+            every_s=every_s,
+            steps=0,
+            clock=self.clock,
+            fence=self._check,
+            limit_s=limit_s,
         )
         self.newer_learner: Exception | None = None
 
@@ -182,8 +195,34 @@ def test_finish_writes_a_last_one(scene: _Scene) -> None:
     scene.poll()
     scene.steps = 2
     threading.Timer(0.05, scene.store.may_write.set).start()
-    scene.checkpointer.finish()
+    assert scene.checkpointer.finish() == ""
     assert scene.store.written == [1, 2]
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_finish_says_that_a_hanging_disk_did_not_take_the_last_one(tmp_path: Path, is_behind: bool) -> None:
+    """It ends in its time, also behind a checkpoint that hangs; the learner learns why its last state is not saved."""
+    scene = _Scene(tmp_path, limit_s=lambda _: 0.05)
+    scene.store.may_write.clear()
+    if is_behind:
+        scene.control.request_checkpoint()
+        scene.poll()
+    assert scene.checkpointer.finish() == "the disk took longer than 0.05 s"
+    assert scene.checkpointer.error == "the disk took longer than 0.05 s"
+    scene.store.may_write.set()
+
+
+def test_finish_gives_a_large_checkpoint_more_time(tmp_path: Path) -> None:
+    """Ten seconds, and what its tensors take on a disk that writes 10 MB a second."""
+    assert (longest_write_s(0), longest_write_s(4_000_000_000)) == (10.0, 410.0)
+    sizes: list[int] = []
+
+    def limit_s(size_bytes: int) -> float:
+        sizes.append(size_bytes)
+        return _WAIT_S
+
+    assert _Scene(tmp_path, limit_s=limit_s).checkpointer.finish() == ""
+    assert sizes == [0, 4]
 
 
 def test_finish_of_a_superseded_learner_says_so(scene: _Scene) -> None:
@@ -195,9 +234,9 @@ def test_finish_of_a_superseded_learner_says_so(scene: _Scene) -> None:
 
 
 def test_finish_with_a_full_disk_does_not_fail(scene: _Scene) -> None:
-    """The run has ended well; that its last checkpoint is missing is logged and kept as `error`."""
+    """The run has ended well; that its last checkpoint is missing is logged, returned and kept as `error`."""
     scene.store.fault = ResourceExhausted("the disk is full")
-    scene.checkpointer.finish()
+    assert scene.checkpointer.finish() == "the disk is full"
     assert scene.checkpointer.error == "the disk is full"
 
 

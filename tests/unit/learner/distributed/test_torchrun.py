@@ -8,6 +8,7 @@ import logging
 import re
 import signal
 import weakref
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -18,11 +19,12 @@ from torch.distributed import DistNetworkError
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
 from tests.support.naming import naming
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, FatalError
 from tidemill.services.learner import torchrun
-from tidemill.services.learner.torchrun import rank_count, run_agent
+from tidemill.services.learner.torchrun import check_saved, rank_count, run_agent
 
 
 @pytest.mark.parametrize("gpus, ranks", [(0, 1), (1, 1), (4, 4)])
@@ -83,6 +85,27 @@ def test_machine_that_ends_before_another_has_heard_of_it_leaves_no_traceback(mo
     logger.warning("another message")
     logger.removeHandler(handler)
     assert said.getvalue() == "another message\n"
+
+
+@pytest.mark.parametrize(
+    "codes, is_saved", [([0, 1], True), ([-signal.SIGTERM, 0], True), ([1, 0], False), ([-9, -9], False)]
+)
+def test_first_rank_that_fails_when_asked_to_end_has_not_saved(
+    codes: list[int], is_saved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher is to hear of it. The others save nothing, nor does one that is asked to end before it trains."""
+    ranks: Any = SubprocessContext.__new__(SubprocessContext)
+    ranks._failures = {}
+    ranks.subprocess_handlers = {rank: Mock(proc=Mock(poll=lambda code=code: code)) for rank, code in enumerate(codes)}
+
+    def signalled(options: argparse.Namespace) -> None:
+        ranks._close(signal.SIGTERM)
+        raise SignalException("asked to end", signal.SIGTERM)
+
+    monkeypatch.setattr(torchrun, "run_ranks", signalled)
+    assert not run_agent(argparse.Namespace(max_restarts=0), [], {}, None)
+    with nullcontext() if is_saved else pytest.raises(FatalError, match=naming("rank 0", codes[0])):
+        check_saved()
 
 
 @pytest.mark.parametrize("words", [(), ("4",), ("four", "3"), ("auto", "3"), ("0", "3"), ("4", "--config")], ids=str)
