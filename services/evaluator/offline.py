@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.bundle.files import check_trusted, describe_no_run, present_name, read_policy_params
 from tidemill.bundle.hub import local_folder
-from tidemill.config.load import from_document, read_document
+from tidemill.config.load import read_settings
 from tidemill.config.noops import check_noops
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.errors import ConfigError
@@ -142,7 +142,7 @@ def _config_of(arguments: argparse.Namespace) -> EvaluatorConfig:
     file = arguments.config or arguments.run / "config.yaml"
     if not arguments.config and not file.is_file():
         raise ConfigError(f"{describe_no_run(arguments.run)}; or pass the settings of this one with --config")
-    config = from_document(EvaluatorConfig, read_document(file))
+    config = read_settings(EvaluatorConfig, file)
     run = dataclasses.replace(config.run, name=present_name(arguments.run, config.run.name))
     settings = config.evaluator
     check(arguments.seed is None or arguments.seed >= 0, "--seed", arguments.seed, "0 or more")

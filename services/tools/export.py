@@ -29,7 +29,7 @@ from tidemill.bundle.files import (
 from tidemill.bundle.hub import open_repository, upload
 from tidemill.bundle.onnx_report import NAME, OnnxReport, try_onnx
 from tidemill.config.evaluation import noop_max_of
-from tidemill.config.load import from_document, read_document
+from tidemill.config.load import read_document, read_settings
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.make import spec_of
 from tidemill.errors import ConfigError
@@ -215,7 +215,7 @@ def _export(run: Path, folder: Path, tag: str | None, repository: str = "", *, p
     Mistakes are found before the repository is made, and both before the seconds that ONNX takes.
     """
     check_is_run(run)
-    config = from_document(EvaluatorConfig, read_document(run / CONFIG))
+    config = read_settings(EvaluatorConfig, run / CONFIG)
     config = replace(config, run=replace(config.run, name=present_name(run, config.run.name)))
     params = read_policy_params(run, int(tag) if tag and tag.isdigit() else tag)
     result = formats.read_json(run / "result.json", formats.RESULT)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tidemill.config.digest import diverged_tag
-from tidemill.config.load import from_document, load, read_document
+from tidemill.config.load import load, read_settings
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError, TidemillError
 from tidemill.installation import typed
@@ -86,7 +86,7 @@ def _config_of(run: Path, arguments: Sequence[str]) -> RunConfig:
         raise ConfigError(f"{run} is not running; its curves: `{typed('plot', run)}`")
     file = run / "cluster.yaml"
     config = load(RunConfig, arguments, prog=f"tidemill page {run}", description=_ABOUT, file=file)
-    check_names_run(from_document(RunConfig, read_document(file)), config, run)
+    check_names_run(read_settings(RunConfig, file), config, run)
     return with_run_paths(config, run)
 
 

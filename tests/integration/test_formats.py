@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import struct
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +19,10 @@ from tests.support.naming import naming
 from tests.support.numbered_steps import numbered_step, steps_table
 from tidemill import formats, load_policy
 from tidemill.bundle.files import read_bundle
-from tidemill.config.load import from_document, read_document, write_document
+from tidemill.config.load import from_document, load, read_document, write_document
 from tidemill.config.sections import RunConfig
 from tidemill.envs.recorded_spec import record_spec, spec_changes
-from tidemill.errors import FatalError, TidemillError
+from tidemill.errors import ConfigError, FatalError, TidemillError
 from tidemill.formats import check_format, read_json
 from tidemill.params.document import seal
 from tidemill.params.stored import read_params
@@ -201,6 +203,35 @@ def test_file_of_a_later_format_is_refused_by_its_number(kind: str, tmp_path: Pa
     with pytest.raises(FatalError, match=naming(file, 5, formats.NEWEST[kind])) as raised:
         read(old)
     assert "\n" not in str(raised.value)
+
+
+def _continued(folder: Path) -> RunConfig:
+    return load(RunConfig, [], prog="resume", description="", file=folder / "config.yaml")
+
+
+@pytest.mark.parametrize("read", [load_policy, _continued])
+@pytest.mark.parametrize("name", ["run", "bundle"])
+def test_settings_that_a_later_release_has_added_are_refused_by_its_version(
+    read: Callable[[Path], object], name: str, tmp_path: Path
+) -> None:
+    """They have the same format. The one line names the file, both versions and the setting, and guesses no other."""
+    folder = Path(shutil.copytree(OLD[-1] / name, tmp_path / name))
+    file = folder / "config.yaml"
+    document = yaml.safe_load(file.read_text())
+    document["env"]["idd"] = "x"
+    file.write_text(f"# tidemill 99.0\n{yaml.safe_dump(document)}")
+    versions = f"was written by Tidemill 99.0, this is {version('tidemill')}"
+    expected = f"{file} {versions}: unknown setting 'env.idd'; use a newer Tidemill"
+    with pytest.raises(ConfigError, match=f"^{re.escape(expected)}$"):
+        read(folder)
+
+
+def test_wrong_option_is_not_blamed_on_a_later_release(tmp_path: Path) -> None:
+    """The file itself can be read."""
+    file = tmp_path / "config.yaml"
+    file.write_text("# tidemill 99.0\nenv: {id: CartPole-v1}\n")
+    with pytest.raises(ConfigError, match=r"^env\.frame_skip is 0"):
+        load(RunConfig, ["--env.frame-skip", "0"], prog="", description="", file=file)
 
 
 def test_single_number_in_a_log_that_differs_is_a_misread_byte(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.launched import launched
-from tidemill.config.load import from_document, read_document
+from tests.support.naming import naming
+from tidemill.config.load import from_document, read_document, read_settings
 from tidemill.config.sections import RunConfig
+from tidemill.errors import ConfigError
 from tidemill.services.launcher.commands.check import check
 from tidemill.services.launcher.run.folder import check_free
 
@@ -152,3 +154,21 @@ def test_run_that_has_trained_here_keeps_its_settings(tmp_path: Path) -> None:
         assert code == 0, output
         assert f"learner.publish_every {every} (it was " in output
         assert from_document(RunConfig, read_document(file)).learner.publish_every == every
+
+
+def test_settings_of_a_newer_tidemill_do_not_hold_up_the_return_to_this_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A check with the addresses of services replaces them; another one leaves them to a newer version."""
+    here = (*_RUN, "--run.root", str(tmp_path))
+    elsewhere = (*here, "--cluster.params", "server:7402")
+    assert check(elsewhere) == 0
+    (tmp_path / "box" / "scores.csv").write_text("header\nrow\n")
+    file = tmp_path / "box" / "config.yaml"
+    file.write_text("# tidemill 99.0\nenv: {id: Pendulum-v1, further: 1}\n")
+    with pytest.raises(ConfigError, match=naming(file, "99.0 'env.further'")):
+        check(here)
+    capsys.readouterr()
+    assert check(elsewhere) == 0
+    assert f"note: {file} of Tidemill 99.0 is replaced" in capsys.readouterr().err
+    assert read_settings(RunConfig, file).cluster.params == "server:7402"

@@ -24,6 +24,7 @@ from tests.support.naming import naming
 from tidemill.bundle import files
 from tidemill.bundle.files import Bundle, read_bundle, read_policy_params, write_bundle
 from tidemill.bundle.onnx_report import OnnxReport
+from tidemill.config.load import newer_writer
 from tidemill.config.presets import find_config
 from tidemill.envs.observations import ObservationFormat, observation_format
 from tidemill.errors import AlreadyExists, ConfigError, DataLoss, FatalError, InvalidArgument, NotFound
@@ -108,6 +109,14 @@ def test_settings_of_a_machine_are_not_passed_on(tmp_path: Path) -> None:
     assert settings["learner"] == {"publish_every": 7, "sources": {"walks": {"fraction": 0.25}}}
     assert settings["launcher"] == {"actors": 18, "learners": 2}
     assert tidemill.load_config(tmp_path / "bundle/config.yaml").run.seed == 3
+
+
+def test_settings_of_a_bundle_name_the_tidemill_that_wrote_them(tmp_path: Path) -> None:
+    """An older one can then say that it is too old for them."""
+    made = replace(_bundle(tmp_path), versions={"tidemill": "99.0"})
+    write_bundle(made, tmp_path / "run", tmp_path / "other", "# card")
+    assert newer_writer(tmp_path / "other/config.yaml") == "99.0"
+    assert newer_writer(tmp_path / "bundle/config.yaml") == ""
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

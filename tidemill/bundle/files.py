@@ -147,7 +147,9 @@ def write_bundle(bundle: Bundle, run: Path, folder: Path, card: str, more: Mappi
         (part / DOCUMENT).write_bytes(_document(bundle))
         (part / CARD).write_text(card, encoding="utf-8")
         document = {formats.KEY: formats.NEWEST[formats.CONFIG], **portable_settings(run / CONFIG)}
-        (part / CONFIG).write_text(written(document), encoding="utf-8")
+        writer = bundle.versions.get("tidemill")  # which an older one names if it does not know a setting
+        header = f"# tidemill {writer}\n" if writer else ""
+        (part / CONFIG).write_text(header + written(document), encoding="utf-8")
         for name, source in {**find_shown(run, bundle), **(more or {})}.items():
             shutil.copyfile(source, part / name)
         try:

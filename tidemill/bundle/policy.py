@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from tidemill.bundle.files import CONFIG, check_trusted, is_bundle, read_bundle, read_policy_params
 from tidemill.bundle.hub import local_folder
 from tidemill.config.evaluation import noop_max_of
-from tidemill.config.load import from_document, read_document
+from tidemill.config.load import read_settings
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.settings import OBSERVATION
 from tidemill.errors import ConfigError, FatalError, InvalidArgument
@@ -91,7 +91,7 @@ class TrainedPolicy:
         if not (folder / CONFIG).is_file():
             raise ConfigError(f"{folder} is neither a run nor a bundle: it has no {CONFIG}")
         check_trusted(folder, trusted=trusted)
-        self._config = from_document(EvaluatorConfig, read_document(folder / CONFIG))
+        self._config = read_settings(EvaluatorConfig, folder / CONFIG)
         params = read_policy_params(folder, version)
         self.version: Version = params.version
         self.env_spec: EnvSpec = read_bundle(folder).env_spec if is_bundle(folder) else self._spec_of_env()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import sys
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,6 +42,7 @@ _T = TypeVar("_T")
 _SECTIONS = {field.name for field in dataclasses.fields(RunConfig)}
 _FIRST = {"agent": "algorithm", "env": "id", "run": "name"}
 """The setting that is meant where a section has a single value."""
+_WRITER = re.compile(r"^# tidemill (\S+)$", re.MULTILINE)
 
 
 def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: str, file: Path | None = None) -> _T:
@@ -77,7 +80,12 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
         raise SystemExit(0)
     replaced: list[str] = []
     options = document_of(rest, _skeleton(config, _algorithm_of(document, algorithm)), replaced)
-    settings, notes = _combined(config, file, document, options, algorithm)
+    try:
+        settings, notes = _combined(config, file, document, options, algorithm)
+    except ConfigError:
+        if file is not None and newer_writer(file):
+            read_settings(config, file)  # raises if it is not an option that is wrong
+        raise
     for note in (*replaced, *notes):
         sys.stderr.write(f"note: {note}\n")
     return settings if config is RunConfig else _with_absolute_paths(settings)
@@ -189,6 +197,36 @@ def from_document(config: type[_T], document: Mapping[str, Any], algorithm: str 
     if "agent" in sections:  # others need not have the algorithm's module
         document = with_defaults(document, algorithm)
     return overlay(settings, {name: value for name, value in document.items() if name in sections})
+
+
+def read_settings(config: type[_T], file: Path) -> _T:
+    """Return a process's settings from the file of a run or bundle.
+
+    Raises:
+        ConfigError: The file cannot be read, or a setting is unknown or out of range. If a newer Tidemill wrote the
+            file, the message says so in one line.
+        FatalError: It has a format that this version does not know.
+    """
+    document = read_document(file)
+    try:
+        return from_document(config, document)
+    except ConfigError as error:
+        if not (writer := newer_writer(file)):
+            raise
+        problems = ", ".join(line.partition(";")[0] for line in str(error).splitlines())
+        raise ConfigError(
+            f"{file} was written by Tidemill {writer}, this is {version('tidemill')}: {problems}; use a newer Tidemill"
+        ) from error
+
+
+def newer_writer(file: Path) -> str:
+    """Return the version of Tidemill that wrote a file of settings, if it is newer than this one; empty otherwise."""
+    found = _WRITER.search(file.read_text(encoding="utf-8"))
+    return found[1] if found and _numbers(found[1]) > _numbers(version("tidemill")) else ""
+
+
+def _numbers(of_version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", of_version)[:3]]
 
 
 def _no_sections(document: Mapping[str, Any]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tidemill.config.inference import check_inference
-from tidemill.config.load import from_document, load, read_document
+from tidemill.config.load import load, newer_writer, read_settings
 from tidemill.config.run import ClusterSettings
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
@@ -32,7 +32,16 @@ def check(argv: Sequence[str]) -> int:
     _check_addresses(config)
     check_inference(config, actors=config.actor.count)
     file = config.run.folder / "config.yaml"
-    before = from_document(RunConfig, read_document(file)) if file.exists() and has_trained(config.run.folder) else None
+    is_elsewhere = _is_elsewhere(config.cluster, argv)
+    before: RunConfig | None = None
+    if file.exists() and has_trained(config.run.folder):
+        try:
+            before = read_settings(RunConfig, file)
+        except ConfigError:
+            writer = newer_writer(file)
+            if not (writer and is_elsewhere):
+                raise
+            print(f"note: {file} of Tidemill {writer} is replaced, not compared with these settings", file=sys.stderr)
     # an engine starts the replay service, may let the learner alone reach the servers of sources, and gives it other
     # memory, processors and perhaps a GPU: an algorithm of the user's makes no update here
     started_elsewhere = replace(
@@ -41,7 +50,6 @@ def check(argv: Sequence[str]) -> int:
         learner=replace(config.learner, sources={}, device="cuda"),
     )
     check_settings(started_elsewhere, None, before, any_learners=True)
-    is_elsewhere = _is_elsewhere(config.cluster, argv)
     is_written = before is None or is_elsewhere  # else `resume` would train with them, unasked
     if is_written:
         keep_settings(config)

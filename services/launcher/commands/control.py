@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tidemill.config.load import from_document, read_document
+from tidemill.config.load import read_settings
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError, NotFound, Unavailable
 from tidemill.installation import typed
@@ -88,7 +88,7 @@ def target_of(arguments: argparse.Namespace) -> tuple[str, Path | None]:
     if not is_running(folder):
         on = f"; continue it with `{typed('resume', folder)}`" if has_trained(folder) else ", and never trained"
         raise NotFound(f"{folder} is not running{on}")
-    config = from_document(RunConfig, read_document(folder / "cluster.yaml"))
+    config = read_settings(RunConfig, folder / "cluster.yaml")
     return config.cluster.learner, folder
 
 
@@ -134,7 +134,7 @@ def _status_rows(learner: LearnerStatus) -> dict[str, str]:
 def _replay_rows(folder: Path) -> dict[str, str]:
     """Return the address of the run's replay server; of several each has a row from the learner."""
     with contextlib.suppress(ConfigError):  # the run has ended
-        addresses = from_document(RunConfig, read_document(folder / "cluster.yaml")).cluster.replay
+        addresses = read_settings(RunConfig, folder / "cluster.yaml").cluster.replay
         return {"replay": addresses[0]} if len(addresses) == 1 else {}
     return {}
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tidemill import formats, linux
 from tidemill.config.fixed import check_fixed, fixed_settings
-from tidemill.config.load import from_document, load, read_document
+from tidemill.config.load import load, read_document, read_settings
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError, TidemillError, described
 from tidemill.installation import command_name
@@ -108,7 +108,7 @@ def resume(argv: Sequence[str]) -> int:
     file = path / "config.yaml"
     config = load(RunConfig, argv[1:], prog=f"tidemill resume {path}", description=_RESUME, file=file)
     check_given_addresses(argv[1:])
-    before = from_document(RunConfig, read_document(file))
+    before = read_settings(RunConfig, file)
     check_names_run(before, config, path)
     check_finds_log(before, with_run_paths(config, path))
     config = with_run_paths(with_absolute_log(config), path)

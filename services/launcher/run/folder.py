@@ -139,9 +139,8 @@ class RunFolder(Closing):
         write_config(config, self.config_file)
 
     def write_cluster(self, config: RunConfig) -> None:
-        """Write cluster.yaml, whole or not at all."""
-        with replacing(self.cluster_file, sync=False) as temporary:  # of no use once the launcher ends
-            write_document(config, temporary)
+        """Write cluster.yaml, likewise."""
+        write_config(config, self.cluster_file, sync=False)  # of no use once the launcher ends
 
     def set_end_aside(self) -> None:
         """Keep the previous result under a number, and forget how the run ended: it continues."""
@@ -177,10 +176,10 @@ def keep_settings(config: RunConfig) -> None:
         raise _refusal(f"cannot write {file}", error) from error
 
 
-def write_config(config: RunConfig, file: Path) -> None:
+def write_config(config: RunConfig, file: Path, *, sync: bool = True) -> None:
     """Write a run's settings, with the versions it runs with as comments, whole or not at all."""
     header = "".join(f"# {name} {version}\n" for name, version in versions().items())
-    with replacing(file) as temporary:
+    with replacing(file, sync=sync) as temporary:
         write_document(config, temporary)
         temporary.write_text(header + temporary.read_text(encoding="utf-8"), encoding="utf-8")
 

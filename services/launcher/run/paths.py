@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tidemill.config.load import from_document, read_document, take_option
+from tidemill.config.load import read_settings, take_option
 from tidemill.config.sections import RunConfig
 from tidemill.errors import AlreadyExists, ConfigError, FatalError
 from tidemill.linux import LONGEST_SOCKET
@@ -327,7 +327,7 @@ def _run_that_filled_the_table(config: RunConfig, log: Path) -> Path | None:
     """Return the folder of a run with the same root that has trained with the same table in a log; None without one."""
     for file in sorted(config.run.folder.parent.glob("*/config.yaml")):
         with contextlib.suppress(ConfigError, FatalError):  # nor could it be continued
-            other = with_absolute_log(from_document(RunConfig, read_document(file)))
+            other = with_absolute_log(read_settings(RunConfig, file))
             if other.table.name == config.table.name and log in log_folders(other) and has_trained(file.parent):
                 return file.parent
     return None
@@ -336,7 +336,7 @@ def _run_that_filled_the_table(config: RunConfig, log: Path) -> Path | None:
 def _starts_again(config: RunConfig) -> bool:
     """True if the run's folder is that of a run with the same log that has not trained."""
     try:
-        before = from_document(RunConfig, read_document(config.run.folder / "config.yaml"))
+        before = read_settings(RunConfig, config.run.folder / "config.yaml")
     except ConfigError:
         return False
     return log_folders(with_absolute_log(before)) == log_folders(config) and not has_trained(config.run.folder)
@@ -358,7 +358,7 @@ def check_owns_log(before: RunConfig, config: RunConfig) -> None:
     path, log = config.run.folder, log_folders(config)
     for original in (before.run.folder.resolve(), path.with_name(before.run.name)):
         with contextlib.suppress(OSError, ConfigError, FatalError):  # it is not there
-            other = with_run_paths(from_document(RunConfig, read_document(original / "config.yaml")), original)
+            other = with_run_paths(read_settings(RunConfig, original / "config.yaml"), original)
             is_shared = other.table.name == config.table.name and not set(log).isdisjoint(log_folders(other))
             if original.samefile(path) or not is_shared:
                 continue

@@ -217,9 +217,10 @@ def test_folder_is_held_by_one_launcher_at_a_time(tmp_path: Path) -> None:
 
 
 def test_folder_says_where_the_services_are_only_while_they_run(tmp_path: Path) -> None:
-    """cluster.yaml is there while the folder is held, and can be given to an actor as --config."""
+    """cluster.yaml is there while the folder is held, and can be given to an actor as --config, of whatever version."""
     with RunFolder.create(_config(tmp_path), fresh=False) as folder:
         folder.write_cluster(_config(tmp_path))
+        assert "# tidemill " in folder.cluster_file.read_text()
         assert from_document(RunConfig, read_document(folder.cluster_file)).run.name == "lander"
     assert not folder.cluster_file.exists()
 
