@@ -74,9 +74,9 @@ def sweep(argv: Sequence[str]) -> int:
         "--out", type=Path, metavar="FOLDER", help="folder of the sweep (default: sweeps/NAME of the file)"
     )
     arguments = parser.parse_args(list(argv))
-    plan = read_sweep(arguments.file)
-    check_method(plan)
     folder = arguments.out or Path("sweeps") / arguments.file.stem
+    plan = read_sweep(arguments.file, kept_base_of(folder, arguments.file))
+    check_method(plan)
     survive_without_output()  # nothing that a person looks at may end the runs
     with _locked(folder):
         journal = journal_of(folder, plan)
@@ -237,6 +237,13 @@ def journal_of(folder: Path, plan: Sweep) -> Journal:
     journal = Journal(folder / "trials.jsonl")
     journal.forget_failures()
     return journal
+
+
+def kept_base_of(folder: Path, file: Path) -> Path | None:
+    """Return the base that the sweep of a file was started with in a folder; None if it has not begun there."""
+    base, begun = folder / "base.yaml", folder / "sweep.yaml"
+    has_begun = is_there(base) and is_there(begun)
+    return base if has_begun and _is_same(read_document(begun), read_document(file, "the sweep's FILE")) else None
 
 
 def _is_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

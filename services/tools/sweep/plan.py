@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, Literal
 
 from tidemill.config.algorithm_defaults import merged
 from tidemill.config.load import by_names, by_sections, load_config, read_document
-from tidemill.config.presets import find_config
+from tidemill.config.presets import FOLDER, find_config
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.services.launcher.run.free_ports import fixed_addresses
@@ -78,8 +79,13 @@ class Sweep:
         return merged(merged(self.base, by_sections(self.settings.settings)), by_sections(values))
 
 
-def read_sweep(path: Path) -> Sweep:
+def read_sweep(path: Path, kept_base: Path | None = None) -> Sweep:
     """Return the sweep that a YAML file describes, checked.
+
+    Args:
+        path: The file.
+        kept_base: Copy of the base that the sweep was started with, if it has begun. It takes the place of a preset,
+            which another version of Tidemill may have changed.
 
     Raises:
         ConfigError: The file cannot be read, a setting is unknown or out of range, the base config does not take the
@@ -94,7 +100,12 @@ def read_sweep(path: Path) -> Sweep:
     space = parse_space(document.get("space"))
     rest = {key: value for key, value in document.items() if key != "space"}
     settings = overlay(SweepSettings(base="-"), {"base": "", **rest})
-    sweep = Sweep(settings, space, read_document(find_config(settings.base)), document)
+    file = find_config(settings.base)
+    base = read_document(file)
+    if kept_base is not None and file.parent == FOLDER and (kept := read_document(kept_base)) != base:
+        print(f"note: preset {settings.base} has changed; this sweep continues with {kept_base}", file=sys.stderr)
+        base = kept
+    sweep = Sweep(settings, space, base, document)
     _check_configs(sweep)
     return sweep
 

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from tests.support.naming import naming
-from tidemill.config.load import load_config
+from tidemill.config.load import load_config, read_document
 from tidemill.errors import ConfigError
-from tidemill.services.tools.sweep.command import journal_of
+from tidemill.services.tools.sweep.command import journal_of, kept_base_of
 from tidemill.services.tools.sweep.plan import read_sweep
 
 _END = {"run.max_env_steps": 1000}
@@ -143,6 +143,25 @@ def test_sweep_continues_only_with_the_base_that_it_was_started_with(tmp_path: P
     (folder / "base.yaml").unlink()
     journal_of(folder, changed)
     assert (folder / "base.yaml").exists()
+
+
+def test_sweep_of_a_preset_continues_with_the_preset_that_it_was_started_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A preset that another version has changed cannot be set back. Another sweep has the new one."""
+    file, folder = _written(tmp_path, {}), tmp_path / "sweep"
+    folder.mkdir()
+    assert kept_base_of(folder, file) is None
+    journal_of(folder, read_sweep(file))
+    kept = folder / "base.yaml"
+    assert read_sweep(file, kept_base_of(folder, file)).base == read_sweep(file).base
+    assert capsys.readouterr().err == ""
+    kept.write_text(yaml.safe_dump(read_document(kept) | {"learner": {"publish_every": 77}}))
+    plan = read_sweep(file, kept_base_of(folder, file))
+    assert plan.config({})["learner"]["publish_every"] == 77
+    journal_of(folder, plan)
+    assert capsys.readouterr().err == f"note: preset cartpole_dqn has changed; this sweep continues with {kept}\n"
+    assert kept_base_of(folder, _written(tmp_path, {"method": "grid"})) is None
 
 
 def test_file_that_is_not_there_is_named_as_what_was_given(tmp_path: Path) -> None:
