@@ -18,7 +18,7 @@ import torch
 
 from tidemill import container_limits, gpus
 from tidemill.atomic_files import make_folder
-from tidemill.config.digest import config_digest, diverged_tag
+from tidemill.config.digest import config_digest, diverged_tag, training_settings
 from tidemill.config.hindsight import item_window
 from tidemill.config.sections import LearnerConfig
 from tidemill.devices import flush_denormals, use_device
@@ -352,6 +352,7 @@ class Learner:
             self._counters,
             algorithm=algorithm,
             config_digest=self._digest,
+            settings=training_settings(self._config),
             written_by=written_by,
             priorities=self._pace.kept_priorities,
         )

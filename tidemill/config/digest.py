@@ -1,13 +1,23 @@
-"""Digest of the settings that training depends on, and the mark of a run that has diverged with them."""
+"""Settings that training depends on, their digest, and the mark of a run that has diverged with them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
 
+from tidemill.config.fixed import FREE
 from tidemill.config.sections import EvaluatorConfig, LearnerConfig, RunConfig
 from tidemill.params.version import DIVERGED
 from tidemill.settings.overlay import to_document
+
+_NAMES = ("agent.algorithm", "env.id")
+"""What is trained where. They always count: each algorithm has settings with other defaults."""
+
+
+def training_settings(config: LearnerConfig | EvaluatorConfig | RunConfig) -> dict[str, Any]:
+    """Return the settings of agent and environment that training depends on, by dotted name, as JSON has them."""
+    return _by_name(config.agent, config.env)
 
 
 def config_digest(config: LearnerConfig | EvaluatorConfig | RunConfig) -> str:
@@ -17,6 +27,19 @@ def config_digest(config: LearnerConfig | EvaluatorConfig | RunConfig) -> str:
 
 
 def diverged_tag(config: LearnerConfig | EvaluatorConfig | RunConfig) -> str:
-    """Return the tag at the parameter server that marks the run as diverged, with these settings, target and limits."""
-    what = config.run.end_tag + config_digest(config)
+    """Return the tag at the parameter server that marks the run as diverged, with these settings, target and limits.
+
+    It leaves out settings that have their defaults: a version of Tidemill that adds some finds the mark of one before.
+    """
+    defaults = _by_name(type(config.agent)(), type(config.env)())
+    settings = training_settings(config)
+    own = {name: value for name, value in settings.items() if value != defaults[name] or name in _NAMES}
+    what = config.run.end_tag + json.dumps(own, sort_keys=True)
     return f"{DIVERGED}{hashlib.sha256(what.encode()).hexdigest()[:16]}"
+
+
+def _by_name(agent: object, env: object) -> dict[str, Any]:
+    document = {"agent": to_document(agent), "env": to_document(env)}
+    named = {f"{section}.{name}": value for section, each in document.items() for name, value in each.items()}
+    kept: dict[str, Any] = json.loads(json.dumps({name: value for name, value in named.items() if name not in FREE}))
+    return kept

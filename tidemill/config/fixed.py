@@ -22,7 +22,7 @@ _FIXED: Mapping[str, tuple[str, ...]] = {
 }
 """Names by section; none stands for all of it."""
 
-_FREE = tuple(
+FREE = tuple(
     f"env.{name}"
     for name in (
         "step_timeout_s",
@@ -46,7 +46,7 @@ def fixed_settings(config: object) -> dict[str, Any]:
         f"{section}.{name}": value
         for section, names in _FIXED.items()
         for name, value in document.get(section, {}).items()
-        if (not names or name in names) and f"{section}.{name}" not in _FREE
+        if (not names or name in names) and f"{section}.{name}" not in FREE
     }
 
 

@@ -43,6 +43,8 @@ class Checkpoint:
     """Fencing token of the learner as a publisher."""
     priorities: Tree = field(default_factory=dict)
     """`RoundPriorities.state()` of a run in lock-step on a prioritized table; empty in all others."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """`training_settings` of the run, by name; empty if an early version wrote it."""
 
 
 def encode(checkpoint: Checkpoint) -> bytes:
@@ -59,6 +61,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
         "counters": checkpoint.counters,
         "written_by": dict(checkpoint.written_by),
         "fencing_token": checkpoint.fencing_token,
+        "settings": dict(checkpoint.settings),
         "state": document,
     }
     return safetensors.torch.save(tensors, metadata={_HEADER: json.dumps(header)})
@@ -92,6 +95,7 @@ def decode(data: bytes, source: object) -> Checkpoint:
         written_by=header["written_by"],
         fencing_token=header["fencing_token"],
         priorities=state.get("priorities", {}),
+        settings=header.get("settings", {}),
     )
 
 

@@ -104,11 +104,13 @@ class ResumableState:
         *,
         algorithm: str,
         config_digest: str,
+        settings: Mapping[str, Any] | None = None,
         written_by: Mapping[str, str] | None = None,
         priorities: HasState | None = None,
     ) -> None:
         self._agent, self._counters = agent, counters
         self._algorithm, self._config_digest = algorithm, config_digest
+        self._settings = settings or {}
         self._written_by = written_by or {}
         self._priorities = priorities
         self._draws_anew = False  # since the newest state that was loaded
@@ -125,6 +127,7 @@ class ResumableState:
             written_by=self._written_by,
             fencing_token=self._counters.fencing_token,
             priorities=self._priorities.state() if self._priorities is not None else {},
+            settings=self._settings,
         )
 
     def snapshot(self) -> LearnerSnapshot:
@@ -166,8 +169,11 @@ class ResumableState:
         path, checkpoint = found
         check_fits(path, checkpoint, self.capture())
         self._load(path, checkpoint)
-        if checkpoint.config_digest != self._config_digest:
-            _log.warning("settings of agent or environment changed since the checkpoint", path=str(path))
+        before, now = checkpoint.settings, self._settings
+        both = [name for name in before if name in now]  # a version of Tidemill may add some or leave some out
+        if changed := [f"{name} {now[name]!r} (it was {before[name]!r})" for name in both if now[name] != before[name]]:
+            what = "settings of agent or environment changed since the checkpoint"
+            _log.warning(what, changed=", ".join(changed), path=str(path))
         return self._described(path, checkpoint)
 
     def _described(self, path: Path, checkpoint: Checkpoint) -> str:

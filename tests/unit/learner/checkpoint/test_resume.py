@@ -6,11 +6,13 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+from structlog.testing import capture_logs
 from torch import Tensor
 
 from tests.support.batches import policy_input
@@ -124,6 +126,27 @@ def test_what_came_back_and_what_did_not_is_said(tmp_path: Path) -> None:
     restored = now.restore(CheckpointStore(tmp_path, keep=1))
     assert "optimizers, schedules, counters and random generators are restored, with torch 1 then, 2 now" in restored
     assert restored.endswith("not restored: batches that were ready but not trained on")
+
+
+def test_settings_that_changed_since_the_checkpoint_are_named(tmp_path: Path) -> None:
+    """Those that only one version of Tidemill knows have not changed; nor has any of a checkpoint that names none."""
+    agent, store = build_agent(_SAC, _CONTINUOUS), CheckpointStore(tmp_path, keep=1)
+
+    def warned(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+        before, after = (
+            ResumableState(agent, Counters(), algorithm="x", config_digest=str(settings), settings=settings)
+            for settings in (then, now)
+        )
+        store.write(before.capture())
+        with capture_logs() as lines:
+            after.restore(store)
+        return [line["changed"] for line in lines if line["log_level"] == "warning"]
+
+    then = {"agent.gamma": 0.9, "agent.removed": 1, "env.kwargs": {"size": 3}}
+    assert warned(then, {"agent.gamma": 0.9, "agent.added": 2, "env.kwargs": {"size": 3}}) == []
+    expected = "agent.gamma 0.99 (it was 0.9), env.kwargs {} (it was {'size': 3})"
+    assert warned(then, {"agent.gamma": 0.99, "env.kwargs": {}}) == [expected]
+    assert warned({}, then) == []
 
 
 def test_fresh_run_restores_nothing(tmp_path: Path) -> None:
