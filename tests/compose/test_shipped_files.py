@@ -490,6 +490,12 @@ def test_upgrade_replaces_servers_before_clients() -> None:
     assert first == f"docker compose --profile {services()['inference']['profiles'][0]} build"
 
 
+def test_prometheus_reads_the_rules_of_a_new_release() -> None:
+    """Compose leaves a container alone whose mounted files change; without this it keeps the rules of its start."""
+    assert "./deploy/prometheus:/etc/prometheus:ro,z" in services()["prometheus"]["volumes"]
+    assert "--enable-feature=auto-reload-config" in services()["prometheus"]["command"]
+
+
 def test_images_are_asked_for_their_health_cheaply_and_alike() -> None:
     """One script, run by Python without its packages, asks every process of ours for /healthz beside its metrics."""
     dockerfile = (ROOT / "deploy/Dockerfile").read_text()
