@@ -215,16 +215,22 @@ class Optimizer(Protocol):
 
 
 def fallen(settings: object, update: int) -> str:
-    """Return in words that a rate has fallen to 0 by an update, and what to do; empty if it has not.
+    """Return in words that a rate or clip has fallen to 0 by an update, and what to do; empty if none has.
 
     Args:
         settings: Of an agent, which may or may not know a decay.
         update: How many others came before.
     """
+    said = []
     updates = getattr(settings, "learning_rate_decay_updates", 0)
-    if not 0 < updates <= update or getattr(settings, "learning_rate_final", 0.0) > 0:
-        return ""
-    return f"the learning rate is 0 since update {updates:,}: nothing is learned unless {_DECAY_SETTING} is raised"
+    if 0 < updates <= update and getattr(settings, "learning_rate_final", 0.0) <= 0:
+        what = f"the learning rate is 0 since update {updates:,}"
+        said.append(f"{what}: nothing is learned unless {_DECAY_SETTING} is raised")
+    updates = getattr(settings, "clip_decay_updates", 0)
+    if 0 < updates <= update:
+        setting = "agent.clip_decay_updates"
+        said.append(f"the clip is 0 since update {updates:,}: next to nothing is learned unless {setting} is raised")
+    return "; ".join(said)
 
 
 class LearningRateDecay:

@@ -13,6 +13,7 @@ from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.optimizers import Adam, LearningRateDecay, fallen
 from tidemill.rl.settings.deterministic import D4PGConfig, DDPGConfig, TD3Config
+from tidemill.rl.settings.on_policy import PPOConfig
 from tidemill.rl.settings.q_learning import DQNConfig, R2D2Config
 from tidemill.rl.settings.registry import AgentConfig
 from tidemill.rl.settings.soft_actor_critic import SACConfig
@@ -33,7 +34,7 @@ def test_rates_fall_linearly_and_stay() -> None:
 
 
 def test_rate_that_has_fallen_to_0_is_said() -> None:
-    """Once by what lets it fall, and to whoever resumes such a run; not before, and not where it ends above 0."""
+    """Once by what lets it fall, and to whoever resumes such a run, as is a clip; not where it ends above 0."""
     decay = LearningRateDecay([Adam([torch.zeros(1)], 0.4)], 2)
     with structlog.testing.capture_logs() as logs:
         for update in range(5):
@@ -44,6 +45,10 @@ def test_rate_that_has_fallen_to_0_is_said() -> None:
         "nothing is learned unless agent.learning_rate_decay_updates is raised"
     )
     assert not fallen(TD3Config(learning_rate_decay_updates=1_000), 999)
+    clip = "the clip is 0 since update 500: next to nothing is learned unless agent.clip_decay_updates is raised"
+    assert fallen(PPOConfig(clip_decay_updates=500), 500) == clip
+    assert fallen(PPOConfig(clip_decay_updates=500, learning_rate_decay_updates=9), 500).endswith(f" is raised; {clip}")
+    assert not fallen(PPOConfig(clip_decay_updates=500), 499)
     assert not fallen(TD3Config(), 10_000)
     assert not fallen(SACConfig(learning_rate_decay_updates=1_000, learning_rate_final=1e-5), 10_000)
 

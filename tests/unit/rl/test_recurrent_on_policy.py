@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from structlog.testing import capture_logs
 from torch import Tensor, nn
 
 from tests.support.envs import RecallEnv
@@ -319,17 +320,19 @@ def test_agent_without_an_lstm_does_not() -> None:
 
 
 def test_clip_falls_to_nothing_over_its_updates() -> None:
-    """By a line, and then it stays at 0; without the setting it never falls."""
+    """By a line, and then it stays at 0, which is said once; without the setting it never falls."""
     agent = made(PPOConfig(hidden_sizes=(8,), unroll=STEPS, epochs=1, clip=0.2, clip_decay_updates=4), DISCRETE)
     constant = made(PPOConfig(hidden_sizes=(8,), unroll=STEPS, epochs=1, clip=0.2), DISCRETE)
     config = PPOConfig(**NETWORK)
     batch, clips = rollout(made(config, DISCRETE), config, DISCRETE), []
     del batch["recurrent_state"]
-    for _ in range(6):
-        clips.append(agent.clip)
-        agent.update(batch, torch.ones(STREAMS))
-        constant.update(batch, torch.ones(STREAMS))
+    with capture_logs() as logs:
+        for _ in range(6):
+            clips.append(agent.clip)
+            agent.update(batch, torch.ones(STREAMS))
+            constant.update(batch, torch.ones(STREAMS))
     assert clips == pytest.approx([0.2, 0.15, 0.1, 0.05, 0.0, 0.0])
     assert constant.clip == 0.2
+    assert [(entry["log_level"], entry["update"]) for entry in logs] == [("warning", 4)]
     with pytest.raises(ConfigError, match=naming("clip_decay_updates -1 0")):
         PPOConfig(clip_decay_updates=-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import structlog
 import torch
 from torch import Tensor
 
@@ -17,6 +18,8 @@ from tidemill.rl.networks.layers.lstm import Recurrence
 from tidemill.rl.optimizers import averaged_gradients, clip_
 from tidemill.rl.settings.on_policy import PPOConfig
 from tidemill.types import EnvSpec
+
+_log = structlog.get_logger()
 
 
 def normalized(advantage: Tensor, mask: Tensor, share: Tensor) -> Tensor:
@@ -108,6 +111,7 @@ class PPOAgent(ActorCriticAgent):
             torch.tensor(config.clip, device=device) if recording and config.clip_decay_updates else None
         )
         self._shuffle = Shuffle(config.minibatches, seed, device)
+        self._said_fallen = False
         super().__init__(config, env_spec, device, seed, self._shuffle.rng)
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
@@ -118,6 +122,7 @@ class PPOAgent(ActorCriticAgent):
         """
         if self._clip_on_device is not None:
             self._clip_on_device.fill_(self.clip)
+        self._say_if_fallen()
         choices = len(weight) if self._config.lstm_size else batch["is_trained"].numel()
         orders = self._shuffle.orders(choices, self._config.epochs)
         return self._run_update({**batch, ORDERS: orders}, weight, None)
@@ -213,6 +218,13 @@ class PPOAgent(ActorCriticAgent):
         if not config.clip_decay_updates:
             return config.clip
         return linear(self._state.updates, config.clip, 0.0, config.clip_decay_updates)
+
+    def _say_if_fallen(self) -> None:
+        """Warn once if the clip has fallen to 0."""
+        if 0 < self._config.clip_decay_updates <= self._state.updates and not self._said_fallen:
+            self._said_fallen = True
+            what = "the clip is 0, so training has next to no effect from now on; raise agent.clip_decay_updates"
+            _log.warning(what, update=self._state.updates)
 
     def _has_moved(self, kl: Tensor) -> bool:
         """True if the KL divergence to the acting policy exceeds `target_kl`, averaged over all ranks."""
