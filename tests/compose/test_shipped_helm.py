@@ -145,12 +145,26 @@ def test_values_reach_the_manifests(helm: Helm) -> None:
         ({"actor": {"replicas": 9}, "autoscaling": {"enabled": True, "maxReplicas": 8}}, r"maxReplicas is 8.* 9"),
         ({"run": {"config": "/own/b.yaml", "own": {"a.yaml": "{}"}}}, r"no file b\.yaml; it has a\.yaml"),
         ({"run": {"config": "/own/b.yaml"}}, r"no file b\.yaml; it has none.*--set-file"),
+        ({"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}, "env has A, .* another entry"),
     ],
 )
 def test_value_that_there_is_not_is_refused(values: Mapping[str, Any], words: str, helm: Helm) -> None:
     """By its name, before anything is rendered: a name, what Kubernetes would refuse, what does not go together."""
     with pytest.raises(Refused, match=words):
         helm.render(values)
+
+
+def test_variable_that_the_chart_sets_is_refused(helm: Helm) -> None:
+    """Server-side apply takes no name twice, and a variable of a value would differ from the value."""
+    found = helm.render({"inference": {"replicas": 1}})
+    names = set(of_kind(found, "ConfigMap", "tidemill-run")["data"])
+    for pod in pods(found).values():
+        for container in (*pod["containers"], *pod.get("initContainers", [])):
+            names |= {variable["name"] for variable in container.get("env", [])}
+    assert {"PYTHONPATH", "ACTORS", "SHARD"} <= names
+    for name in sorted(names):
+        with pytest.raises(Refused, match=rf"env has {name}, .*leave it out"):
+            helm.render({"env": [{"name": name, "value": "x"}]})
 
 
 def test_every_learner_of_a_pod_with_sixteen_gpus_is_scraped(helm: Helm) -> None:
