@@ -228,6 +228,7 @@ from tests.integration.replay.test_embedded import _items, _write
 from tidemill.replay import Server
 from tidemill.services.replay import embedded
 
+embedded._INTERRUPTED_S = 60.0  # that thread may be slow, and its end is what is tested
 restored = embedded.ReplayServer
 is_interrupted = threading.Event()
 
