@@ -35,7 +35,7 @@ def test_forked_child_is_told() -> None:
         child = context.Process(target=_use_forked, args=(dialogue, said), daemon=True)
         child.start()
         try:
-            child.join(30.0)
+            child.join(WAIT_S)
             assert child.exitcode == 0
             assert re.search(naming("SimulatorClient process"), said.get())
         finally:
