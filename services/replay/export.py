@@ -76,13 +76,14 @@ class TableExport:
         """Number of items that were chosen."""
         return len(self._lengths)
 
-    def close(self) -> None:
-        """Let go of the chunks, once no thread reads them. May be called twice."""
+    def close(self) -> asyncio.Future[None] | None:
+        """Let go of the chunks, once no thread reads them; return that thread, or None. May be called twice."""
         self.holds = False
         if self._sorting is None or self._sorting.done():
             self._release()
-        else:
-            self._sorting.add_done_callback(lambda _: self._release())
+            return None
+        self._sorting.add_done_callback(lambda _: self._release())
+        return self._sorting
 
     async def choose(self) -> None:
         """Choose the items and put their chunks in order; the other chunks of the table are let go of.
@@ -155,6 +156,8 @@ class TableExport:
 
     def _sort(self) -> None:
         """Find the items, oldest first, and their chunks by stream and position; all that is read stays as it is."""
+        if not self.holds:  # it was closed while other threads were busy
+            return
         items, store, (youngest, oldest) = self._copied, self._store, self._ages_of
         slots = items.oldest_first()
         ages = items.ages(slots)

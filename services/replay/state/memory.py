@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -44,8 +45,8 @@ class EvictableBlobs(Protocol):
 class HeldChunks(Protocol):
     """Chunks that are kept for a caller, whatever becomes of the items that need them."""
 
-    def close(self) -> None:
-        """Let go of them."""
+    def close(self) -> asyncio.Future[None] | None:
+        """Let go of them; return the thread that still reads them, which ends first, or None."""
         ...
 
 
@@ -183,6 +184,7 @@ class StoredMemory:
         self.evictions = 0
         self.held: set[HeldChunks] = set()
         self._holders = 0
+        self._reading: set[asyncio.Future[None]] = set()  # threads that read chunks which were let go of
 
     def count(self) -> None:
         """Count everything that is stored in the budget, except chunks that a log holds."""
@@ -196,7 +198,7 @@ class StoredMemory:
         """Make room for a message; return the tables that gave up items for it.
 
         Raises:
-            ResourceExhausted: there is none, or the streams have more than their share.
+            ResourceExhausted: there is none, or only once a thread has ended; or streams have more than their share.
             InvalidArgument: there would be none in an empty server.
         """
         if not planned.chunks:
@@ -214,6 +216,12 @@ class StoredMemory:
         if not self._excess(session, planned, size):
             return []
         self._let_go()
+        if self._reading:
+            raise ResourceExhausted(
+                f"no memory for {size} bytes of chunks while an export that gives way still holds others (evicting "
+                "items would free nothing); retry in a few seconds",
+                reason=Reason.MEMORY_FULL,
+            )
         self.count()  # items may have left since
         pressed = [
             table
@@ -234,29 +242,38 @@ class StoredMemory:
         """Give the block the chunks that are chosen for a caller, and let go of them behind it.
 
         Raises:
-            ResourceExhausted: `MAX_HOLDERS` callers have some, whether they read on or not.
+            ResourceExhausted: `MAX_HOLDERS` callers have some, whether they read on or not, or threads still read them.
         """
         if self._holders == MAX_HOLDERS:
             raise ResourceExhausted(
                 f"{MAX_HOLDERS} exports are under way, the maximum; retry when one has ended",
                 reason=Reason.TOO_MANY_EXPORTS,
             )
+        chosen = choose()
         self._holders += 1
+        self.held.add(chosen)
         try:
-            chosen = choose()
-            self.held.add(chosen)
-            try:
-                yield chosen
-            finally:
-                self.held.discard(chosen)
-                chosen.close()
+            yield chosen
         finally:
-            self._holders -= 1
+            self.held.discard(chosen)
+            if (reading := self._close(chosen)) is not None:
+                reading.add_done_callback(self._ended)
+            else:
+                self._ended()
+
+    def _ended(self, _: object = None) -> None:
+        self._holders -= 1
 
     def _let_go(self) -> None:
         """Free what is held for callers: evicting the items of these chunks would free nothing."""
         while self.held:
-            self.held.pop().close()
+            self._close(self.held.pop())
+
+    def _close(self, held: HeldChunks) -> asyncio.Future[None] | None:
+        if (reading := held.close()) is not None:
+            self._reading.add(reading)
+            reading.add_done_callback(self._reading.discard)
+        return reading
 
     def _press(self, table: Table, session: AppendSession, planned: AppendPlan, size: int) -> bool:
         """Evict items of a table while there is no room for a message; return whether any were evicted."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +12,16 @@ import pytest
 from tests.support.naming import because, naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams
 from tests.unit.replay.logs import open_log
+from tidemill.arrays import Ints
 from tidemill.errors import Reason, ResourceExhausted
 from tidemill.replay.table_config import RateLimiterConfig, TableConfig
 from tidemill.services.replay.batch_reader import BatchRoom
+from tidemill.services.replay.export import TableExport
 from tidemill.services.replay.sample_queue import SampleDemand, SampleQueue
 from tidemill.services.replay.state.append import AppendSession
-from tidemill.services.replay.state.memory import MemoryBudget, default_budget_bytes
+from tidemill.services.replay.state.memory import MAX_HOLDERS, MemoryBudget, default_budget_bytes
 from tidemill.services.replay.state.replay_state import ReplayState
+from tidemill.services.replay.tables.items import Items
 
 
 def replay_of(stored_limit: int, *tables: TableConfig) -> ReplayState:
@@ -47,6 +52,71 @@ def test_memory_stays_within_what_may_be_stored() -> None:
     replay.reset(table)
     replay.memory.count()
     assert replay.budget.beside_bytes < 3000  # the stream and its newest chunks
+
+
+@pytest.fixture
+def sorts(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Exports sort once it is set."""
+    may_sort, oldest_first = threading.Event(), Items.oldest_first
+
+    def once_it_may(items: Items) -> Ints:
+        assert may_sort.wait(60)
+        return oldest_first(items)
+
+    monkeypatch.setattr(Items, "oldest_first", once_it_may)
+    return may_sort
+
+
+async def export(replay: ReplayState) -> None:
+    """Choose the items of an export, as a call does."""
+    with replay.memory.holding(lambda: TableExport(replay.find("t"))) as held:
+        await held.choose()
+
+
+def test_table_keeps_its_items_while_an_export_that_gives_way_sorts(sorts: threading.Event) -> None:
+    """Evicting them would free nothing: writers are refused until the sort ends, and then continue as before."""
+    replay = replay_of(50_000, make_config(max_items=1000))
+    opened, table = open_streams(replay), replay.find("t")
+    write(replay, opened, 300)
+    size = table.size
+
+    async def write_meanwhile() -> None:
+        exporting = asyncio.create_task(export(replay))
+        await asyncio.sleep(0)
+        try:
+            for _ in range(2):  # the second comes when the export has given way already
+                with pytest.raises(ResourceExhausted, match=naming("retry"), check=because(Reason.MEMORY_FULL)):
+                    write(replay, opened, 20, first=opened.epoch.next_steps()[0])
+        finally:
+            sorts.set()
+        with pytest.raises(ResourceExhausted, match=naming("export items"), check=because(Reason.MEMORY_FULL)):
+            await exporting
+
+    asyncio.run(write_meanwhile())
+    write(replay, opened, 20, first=opened.epoch.next_steps()[0])
+    assert size - 5 <= table.size <= size + 5
+    assert 40_000 < replay.budget.beside_bytes <= 50_000
+
+
+def test_exports_that_still_sort_count_after_their_calls(sorts: threading.Event) -> None:
+    """A caller that gives up and calls again takes no more threads and copies than others."""
+    replay = replay_of(0, make_config())
+    write(replay, open_streams(replay), 3)
+
+    async def give_up() -> None:
+        calls = [asyncio.create_task(export(replay)) for _ in range(MAX_HOLDERS)]
+        await asyncio.sleep(0)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        try:
+            with pytest.raises(ResourceExhausted, match=naming("4"), check=because(Reason.TOO_MANY_EXPORTS)):
+                await export(replay)
+        finally:
+            sorts.set()
+
+    asyncio.run(give_up())
+    asyncio.run(export(replay))
 
 
 def test_table_that_memory_keeps_below_min_size_may_be_sampled() -> None:
