@@ -36,7 +36,7 @@ from tidemill.services.inference.forward_thread import ForwardThread, PendingSte
 from tidemill.services.inference.metrics import Metrics
 from tidemill.services.inference.open_simulators import serve_simulators
 from tidemill.services.inference.servicer import InferenceServicer
-from tidemill.simulator.wire import largest_step_bytes
+from tidemill.simulator.wire import largest_request_bytes
 from tidemill.types import EnvSpec
 
 _SERVICE = "inference"
@@ -103,7 +103,7 @@ def request_limit(config: InferenceConfig, spec: EnvSpec, recurrent_state_size: 
     observation = spec.observation_size * np.dtype(spec.observation_dtype).itemsize
     numbers = 8 * (math.prod(spec.action_shape) + recurrent_state_size + 2)
     act = envs * (observation + numbers) + _OVERHEAD_BYTES
-    largest = max(act, largest_step_bytes(spec))
+    largest = max(act, largest_request_bytes(spec))
     return dataclasses.replace(server, max_request_bytes=min(server.request_limit_bytes, largest))
 
 

@@ -20,11 +20,10 @@ from tidemill.services.inference.simulators import Choice, Seat, Simulators
 from tidemill.simulator.v1 import simulator_pb2 as pb
 from tidemill.simulator.v1 import simulator_pb2_grpc
 from tidemill.simulator.wire import (
-    OPEN_BYTES,
     Declared,
     check_evaluation,
     differences,
-    largest_step_bytes,
+    largest_request_bytes,
     pack_action,
     unpack_open,
     unpack_step,
@@ -78,7 +77,7 @@ class SimulatorServicer(simulator_pb2_grpc.SimulatorServiceServicer):
             setting_each="inference.simulators_per_client",
         )
         self._evaluations, self._fetch = OpenCalls("inference service", _MAX_EVALUATIONS, "one per run"), fetch
-        self._most_bytes = max(OPEN_BYTES, largest_step_bytes(spec))
+        self._most_bytes = largest_request_bytes(spec)
 
     def add_to(self, server: RpcServer) -> None:
         """Register this servicer with a server."""
@@ -102,7 +101,7 @@ class SimulatorServicer(simulator_pb2_grpc.SimulatorServiceServicer):
         """Play the episodes of one client's environment."""
         caller = caller_of(context.peer())
         with self._calls.running(caller):
-            declared = unpack_open(await first_of(request_iterator, pb.PlayRequest()))
+            declared = unpack_open(await first_of(request_iterator, pb.PlayRequest()), self._spec)
             self._check_spaces(declared)
             seat = await self._simulators.join(declared, caller)
             call, is_over = seat.calls, False

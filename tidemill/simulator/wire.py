@@ -59,10 +59,8 @@ class SeenStep:
     evaluate: bool = False
 
 
-OPEN_BYTES = 64 * 1024
-"""Longest `open` that a client has to send."""
-
-_MOST_ENTRIES = 4096  # of a list in an `open`
+_OPEN_BYTES = 64 * 1024  # of an `open`; more where that of the run itself is longer
+_MOST_ENTRIES = 4096  # of a list in an `open`; more where the run itself has more
 _MOST_DIMENSIONS = 64  # of a shape, as of NumPy's
 
 
@@ -80,8 +78,12 @@ def pack_open(declared: Declared) -> pb.PlayRequest:
     return pb.PlayRequest(open=opening)
 
 
-def unpack_open(request: pb.PlayRequest) -> Declared:
+def unpack_open(request: pb.PlayRequest, served: EnvSpec) -> Declared:
     """The declarations in the first message of a call, `open`.
+
+    Args:
+        request: The message.
+        served: The spaces of the run.
 
     Raises:
         InvalidArgument: It is not an `open`, a list in it is too long, or the client's name is malformed.
@@ -91,7 +93,7 @@ def unpack_open(request: pb.PlayRequest) -> Declared:
     message = request.open
     if not is_safe_name(message.client):
         raise InvalidArgument(f"open.client is {message.client[:64]!r}, allowed: {SAFE_NAME}")
-    _check_lengths(message)
+    _check_lengths(message, served)
     spaces = [(space.name, space.dtype, tuple(space.shape)) for space in message.observation]
     is_single = [name for name, _, _ in spaces] == [OBSERVATION]
     action = message.action
@@ -108,12 +110,12 @@ def unpack_open(request: pb.PlayRequest) -> Declared:
     return Declared(message.client, spec, message.resume_token)
 
 
-def _check_lengths(message: pb.Open) -> None:
+def _check_lengths(message: pb.Open, served: EnvSpec) -> None:
     """Refuse lists of a length that no environment has, before anything is made of their entries."""
     action = message.action
     for name, entries, most in (
-        ("open.observation", message.observation, _MOST_ENTRIES),
-        ("open.action.action_sizes", action.action_sizes, _MOST_ENTRIES),
+        ("open.observation", message.observation, max(_MOST_ENTRIES, len(served.observation_parts))),
+        ("open.action.action_sizes", action.action_sizes, max(_MOST_ENTRIES, len(served.action_sizes))),
         ("open.action.action_shape", action.action_shape, _MOST_DIMENSIONS),
     ):
         _check_length(name, entries, most)
@@ -305,8 +307,13 @@ def _listed(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
-def largest_step_bytes(spec: EnvSpec) -> int:
-    """Return the bytes of the largest step that fits the spaces, generously."""
+def largest_request_bytes(spec: EnvSpec) -> int:
+    """Return the bytes of the largest message that a client has to send, an `open` or a step, generously."""
+    opening = pack_open(Declared("", spec)).ByteSize() + 1024
+    return max(_OPEN_BYTES, opening, _largest_step_bytes(spec))
+
+
+def _largest_step_bytes(spec: EnvSpec) -> int:
     spaces: Sequence[tuple[str, str, tuple[int, ...]]] = _spaces(spec)
     observation = sum(math.prod(shape) * np.dtype(dtype).itemsize + 16 for _, dtype, shape in spaces)
     return observation + sum(spec.action_options) + 10 * max(spec.action_size, len(spec.action_options)) + 1024

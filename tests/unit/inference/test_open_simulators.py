@@ -28,12 +28,13 @@ from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import SplitPolicy
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.services.inference import open_simulators
+from tidemill.services.inference.__main__ import request_limit
 from tidemill.services.inference.episode import Episode
 from tidemill.services.inference.open_simulators import serve_simulators, writer_name
 from tidemill.services.inference.resume_token import Identity, Place, place_of
 from tidemill.settings.check import is_safe_name
-from tidemill.simulator.wire import SeenStep
-from tidemill.types import EnvSpec
+from tidemill.simulator.wire import Declared, SeenStep, pack_open, unpack_open
+from tidemill.types import EnvSpec, ObservationPart
 
 
 def test_writer_name_is_one_for_each_service_and_run() -> None:
@@ -146,3 +147,23 @@ def test_rewards_of_simulators_are_clipped_as_those_of_actors(
     opened = _opened(run, EnvSpec((1,), "float32", num_actions=2), monkeypatch)
     policy_input = opened["new_episode"](1).see(SeenStep(1, np.zeros(1, np.float32), 5.0))
     assert policy_input.last_reward.tolist() == [learned]
+
+
+_MANY_CHOICES = EnvSpec((4,), "float32", action_shape=(40_000,), action_sizes=(300,) * 40_000)
+_PARTS = tuple(ObservationPart(f"{number}", "uint8", (1,)) for number in range(5000))
+_MANY_PARTS = EnvSpec((), "uint8", num_actions=2, observation_parts=_PARTS)
+
+
+@pytest.mark.parametrize("spec", [_MANY_CHOICES, _MANY_PARTS])
+def test_opening_of_the_spaces_of_the_run_is_taken(spec: EnvSpec) -> None:
+    """However many choices or parts these have: it is within the server's limit, and unpacked."""
+    opening = pack_open(Declared("x", spec))
+    limit = request_limit(InferenceConfig(inference=InferenceSettings(max_batch=1)), spec, 0)
+    assert opening.ByteSize() <= limit.request_limit_bytes
+    assert unpack_open(opening, spec).spec == spec
+
+
+def test_server_takes_openings_that_are_refused_by_name() -> None:
+    """Of 64 KiB, also where actors' requests and steps are far shorter."""
+    spec = EnvSpec((4,), "float32", num_actions=2)
+    assert request_limit(InferenceConfig(), spec, 0).request_limit_bytes >= 64 * 1024

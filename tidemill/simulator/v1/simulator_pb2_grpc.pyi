@@ -60,8 +60,8 @@ class SimulatorServiceStub:
 
     A service with tokens requires the metadata `authorization: Bearer TOKEN` with a TOKEN of the role simulator or
     operator. Otherwise the call ends with UNAUTHENTICATED or PERMISSION_DENIED. A service with TLS is verified by the
-    run's CA certificate. A message that is longer than 64 KiB and than a step of these spaces ends the call with
-    INVALID_ARGUMENT (REASON_TOO_LARGE); gRPC itself refuses far longer ones with RESOURCE_EXHAUSTED.
+    run's CA certificate. A message that is longer than 64 KiB and than a message for the run's spaces ends the call
+    with INVALID_ARGUMENT (REASON_TOO_LARGE), or with RESOURCE_EXHAUSTED from gRPC itself.
 
     An error ends the call. Call again for more episodes, after a pause that grows with each failure.
     INVALID_ARGUMENT: a field is malformed or out of range; the episode ends. FAILED_PRECONDITION: the declared spaces
@@ -111,8 +111,8 @@ class SimulatorServiceAsyncStub(SimulatorServiceStub):
 
     A service with tokens requires the metadata `authorization: Bearer TOKEN` with a TOKEN of the role simulator or
     operator. Otherwise the call ends with UNAUTHENTICATED or PERMISSION_DENIED. A service with TLS is verified by the
-    run's CA certificate. A message that is longer than 64 KiB and than a step of these spaces ends the call with
-    INVALID_ARGUMENT (REASON_TOO_LARGE); gRPC itself refuses far longer ones with RESOURCE_EXHAUSTED.
+    run's CA certificate. A message that is longer than 64 KiB and than a message for the run's spaces ends the call
+    with INVALID_ARGUMENT (REASON_TOO_LARGE), or with RESOURCE_EXHAUSTED from gRPC itself.
 
     An error ends the call. Call again for more episodes, after a pause that grows with each failure.
     INVALID_ARGUMENT: a field is malformed or out of range; the episode ends. FAILED_PRECONDITION: the declared spaces
@@ -164,8 +164,8 @@ class SimulatorServiceServicer:
 
         A service with tokens requires the metadata `authorization: Bearer TOKEN` with a TOKEN of the role simulator or
         operator. Otherwise the call ends with UNAUTHENTICATED or PERMISSION_DENIED. A service with TLS is verified by the
-        run's CA certificate. A message that is longer than 64 KiB and than a step of these spaces ends the call with
-        INVALID_ARGUMENT (REASON_TOO_LARGE); gRPC itself refuses far longer ones with RESOURCE_EXHAUSTED.
+        run's CA certificate. A message that is longer than 64 KiB and than a message for the run's spaces ends the call
+        with INVALID_ARGUMENT (REASON_TOO_LARGE), or with RESOURCE_EXHAUSTED from gRPC itself.
 
         An error ends the call. Call again for more episodes, after a pause that grows with each failure.
         INVALID_ARGUMENT: a field is malformed or out of range; the episode ends. FAILED_PRECONDITION: the declared spaces
