@@ -244,7 +244,8 @@ def test_memory_is_not_shared_by_a_python_that_cannot_ask_for_it(monkeypatch: py
 )
 def test_nothing_is_forked_without_descriptors_of_processes(lack: str, expected: str) -> None:
     """Pythons that uv installed for years lack the functions, and kernels before 5.3 the call."""
-    script = f"import os, signal; {lack}\nfrom tidemill import linux; print(linux.AVAILABLE, linux.CAN_FORK)"
+    there = "import os, signal; os.pidfd_open, signal.pidfd_send_signal = lambda pid: os.dup(1), print"
+    script = f"{there}; {lack}\nfrom tidemill import linux; print(linux.AVAILABLE, linux.CAN_FORK)"
     command = [sys.executable, "-c", script]
     said = subprocess.run(command, capture_output=True, text=True, timeout=_BOUND_S, check=True).stdout
     assert said.split() == expected.split()
