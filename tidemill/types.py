@@ -6,7 +6,7 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 
@@ -172,13 +172,19 @@ class EnvSpec:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> EnvSpec:
-        """Return the specification that a JSON document of its fields holds; an earlier version's may lack some."""
+        """Return the specification that a JSON document of its fields holds; an earlier version's may lack some.
+
+        Raises:
+            InvalidArgument, TypeError, ValueError: A field is unknown or has a value of another type.
+        """
         read: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in document.items()
         }
         parts = [ObservationPart(name, dtype, tuple(shape)) for name, dtype, shape in read.get("observation_parts", ())]
-        spaces = map(PartSpace.from_document, read.get("observation_spaces", ()))
-        return cls(**read | {"observation_parts": tuple(parts), "observation_spaces": tuple(spaces)})
+        spaces = [PartSpace.from_document(space) for space in read.get("observation_spaces", ())]
+        spec = cls(**read | {"observation_parts": tuple(parts), "observation_spaces": tuple(spaces)})
+        _check_kinds(spec, *parts, *spaces)
+        return spec
 
     @property
     def is_image(self) -> bool:
@@ -209,6 +215,19 @@ class EnvSpec:
     def action_dtype(self) -> str:
         """`int64` for discrete choices, `float32` for continuous actions."""
         return "int64" if self.action_options else "float32"
+
+
+def _check_kinds(*described: EnvSpec | ObservationPart | PartSpace) -> None:
+    """Raise TypeError for a field that has another type than its annotation says."""
+    for each in described:
+        for name, kind in get_type_hints(type(each)).items():
+            value = getattr(each, name)
+            if kind == tuple[int, ...]:
+                is_right = type(value) is tuple and all(type(number) is int for number in value)
+            else:
+                is_right = kind not in (bool, int, str) or type(value) is kind
+            if not is_right:
+                raise TypeError(f"{name} is {value!r}")
 
 
 ACTION_MASK = "action_mask"
