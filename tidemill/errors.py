@@ -15,6 +15,7 @@ TidemillError
 ├── Unavailable            a service cannot be reached, or did not answer within its deadline
 └── FatalError             the process cannot continue; the message is its last line
     ├── EnvFailed          an environment raised, hung, died or returned something wrong
+    ├── GpuLost            a run that has trained on a GPU has none that it can use
     └── UnknownFormat      a file has a format that this version does not read; another attempt would not either
 
 `reason` of an error tells causes apart that share a class.
@@ -141,6 +142,10 @@ class EnvFailed(FatalError):
     ) -> None:
         super().__init__(message)
         self.kind, self.index, self.trace, self.is_final = kind, index, trace, is_final
+
+
+class GpuLost(FatalError):
+    """A run that has trained has no GPU that it can use; another process may have one, or this one's may be reset."""
 
 
 class UnknownFormat(FatalError):

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from tidemill import linux
-from tidemill.errors import FatalError, GpuUnusable
+from tidemill.errors import FatalError, GpuLost, GpuUnusable
 
 DRIVERS = {11: 450, 12: 525, 13: 580}
 """The oldest driver for each major version of CUDA; within one, older drivers run newer minor versions."""
@@ -120,14 +120,14 @@ def retried_if_lost(run_folder: Path) -> Iterator[None]:
         run_folder: The run's.
 
     Raises:
-        FatalError: In place of GpuUnusable, if the run has a checkpoint.
+        GpuLost: In place of GpuUnusable, if the run has a checkpoint.
     """
     try:
         yield
     except GpuUnusable as error:
         if not (run_folder / "checkpoints").exists():
             raise
-        raise FatalError(str(error)) from error
+        raise GpuLost(str(error)) from error
 
 
 _LEARNS_WITH_LESS = "choose a smaller agent.batch_size, set learner.mirror_device host"

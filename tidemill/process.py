@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TextIO, cast
 
 from tidemill import interrupts, linux
 from tidemill.background_stream import BackgroundStream
-from tidemill.errors import ConfigError, EnvFailed, FatalError, TidemillError, UnknownFormat
+from tidemill.errors import ConfigError, EnvFailed, FatalError, GpuLost, TidemillError, UnknownFormat
 from tidemill.parent import stop_with_parent
 
 ENDS_WITH_INPUT = "TIDEMILL_ENDS_WITH_INPUT"
@@ -32,6 +32,9 @@ NAMES_ERRORS = "TIDEMILL_NAMES_ERRORS"
 
 HELD_UP = 75
 """Exit code of a process that its environment holds up: EX_TEMPFAIL of sysexits.h, to be started again."""
+
+GPU_LOST = 69
+"""Exit code of a process that has lost its GPU: EX_UNAVAILABLE of sysexits.h, to be started again later."""
 
 ENV_FAILED = 70
 """Exit code of a process whose environment keeps failing: EX_SOFTWARE of sysexits.h. Another process would not help."""
@@ -50,8 +53,9 @@ def run(service: str, main: Callable[[], int]) -> int:
 
     Returns:
         What `main` returned; 1 after a Tidemill error, 2 after a wrong setting or a file of an unknown format,
-        `ENV_FAILED` after an environment that keeps failing, each explained on standard error; 130 after Ctrl-C; 141 if
-        the reader of standard output left. Other exceptions are bugs and keep their traceback.
+        `ENV_FAILED` after an environment that keeps failing, `GPU_LOST` after a GPU that is lost, each explained on
+        standard error; 130 after Ctrl-C; 141 if the reader of standard output left. Other exceptions are bugs and keep
+        their traceback.
     """
     stop_with_parent()
     interrupts.raise_again()
@@ -66,6 +70,8 @@ def run(service: str, main: Callable[[], int]) -> int:
     except TidemillError as error:
         kind = f"{type(error).__name__}: " if names_errors and not isinstance(error, FatalError) else ""
         print(_printable(f"{service}: {kind}{error}"), file=sys.stderr)
+        if isinstance(error, GpuLost):
+            return GPU_LOST
         return ENV_FAILED if isinstance(error, EnvFailed) and error.is_final else 1
 
 

@@ -42,7 +42,7 @@ from tidemill.config.sections import LearnerConfig
 from tidemill.errors import ConfigError, FatalError, Unavailable
 from tidemill.params.run_end import HAS_DIVERGED, IS_OVER
 from tidemill.parent import PARENT_VARIABLE
-from tidemill.process import run, signal_event
+from tidemill.process import GPU_LOST, run, signal_event
 from tidemill.programs.fork_client import ForkClient, ForkedPopen, given_client
 from tidemill.programs.fork_server import Order
 from tidemill.programs.idle import INTERRUPTED, exit_or_idle
@@ -165,6 +165,8 @@ def run_agent(options: argparse.Namespace, words: list[str], environ: dict[str, 
         refused = [place for place, each in error.failures.items() if each.exitcode == _REFUSED]
         if refused:
             raise ConfigError(f"rank {min(refused)} refused its settings") from error
+        if lost := [place for place, each in error.failures.items() if each.exitcode == GPU_LOST]:
+            raise FatalError(f"rank {min(lost)} has lost its GPU; see its log") from error
         raise FatalError(
             f"rank {rank} ended with exit code {failure.exitcode} and there are no restarts left; see its log"
         ) from error
@@ -203,13 +205,15 @@ def _is_news(record: logging.LogRecord) -> bool:
 def _act_on_failures(file: Path | None) -> None:
     """Have torchrun end, whatever restarts are left, when a rank refuses its settings: it would refuse them again.
 
+    So it does when a rank has lost its GPU, which may be back later, or on another machine, but not at once.
+
     It also writes how a rank failed to `file`, if given, for a launcher, which sees one process that continues.
     """
     monitor: Any = LocalElasticAgent._monitor_workers
 
     def monitor_and_act(agent: LocalElasticAgent, ranks: WorkerGroup) -> RunResult:
         result: RunResult = monitor(agent, ranks)
-        if any(failure.exitcode == _REFUSED for failure in result.failures.values()):
+        if any(failure.exitcode in (_REFUSED, GPU_LOST) for failure in result.failures.values()):
             agent._remaining_restarts = 0
         if file is not None and result.failures:
             rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+import pytest
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -80,19 +81,25 @@ def test_every_agent_learns_from_shares_what_it_learns_from_the_whole(tmp_path: 
             assert torch.allclose(first[name].float(), tensor.float(), rtol=1e-3, atol=2e-5), name
 
 
-def test_ranks_that_refuse_their_settings_are_not_started_again(tmp_path: Path) -> None:
-    """They would refuse them again, so that the restarts that are left are of no help; the line before says why."""
+@pytest.mark.parametrize("device, code, why", [("cuda:99", 2, "refused its settings"), ("cuda", 1, "has lost its GPU")])
+def test_ranks_that_refuse_their_settings_or_have_lost_their_gpu_are_not_started_again(
+    device: str, code: int, why: str, tmp_path: Path
+) -> None:
+    """They would end again, so that the restarts that are left are of no help; the line before says why."""
     file = tmp_path / "run.yaml"
-    file.write_text(f"run: {{root: {tmp_path}}}\nagent: {{batch_size: 64}}\n")
-    words = ["2", "3", "--config", str(file), "--learner.device", "cuda:99", "--learner.server.address", free_address()]
+    file.write_text(f"run: {{root: {tmp_path}, name: ranks}}\nagent: {{batch_size: 64}}\n")
+    (tmp_path / "ranks/checkpoints").mkdir(parents=True)
+    words = ["2", "3", "--config", str(file), "--learner.device", device, "--learner.server.address", free_address()]
     log = tmp_path / "log"
     with log.open("wb") as output:
-        torchrun = fork_service(Order("tidemill.services.learner.torchrun", words, dict(os.environ)), output)
+        torchrun = fork_service(
+            Order("tidemill.services.learner.torchrun", words, os.environ | {"CUDA_VISIBLE_DEVICES": ""}), output
+        )
         try:
-            assert torchrun.wait(_WAIT_S) == 2, log.read_text()
+            assert torchrun.wait(_WAIT_S) == code, log.read_text()
         finally:
             torchrun.kill()
             torchrun.wait(_WAIT_S)
     said = log.read_text()
-    assert re.search(r"learner: rank [01] refused its settings", said), said
-    assert 1 <= len(re.findall("learner: learner.device is 'cuda:99'", said)) <= 2, said
+    assert re.search(rf"learner: rank [01] {why}", said), said
+    assert 1 <= len(re.findall(f"learner: learner.device is '{device}'", said)) <= 2, said

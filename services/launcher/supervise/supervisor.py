@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tidemill.config.services import LauncherSettings
-from tidemill.process import ENV_FAILED, HELD_UP
+from tidemill.process import ENV_FAILED, GPU_LOST, HELD_UP
 from tidemill.services.launcher.supervise.service_spec import (
     ACTOR,
     EVALUATOR,
@@ -359,4 +359,6 @@ def describe_exit(exit_code: int) -> str:
         return "ended because its environment hung"
     if exit_code == ENV_FAILED:
         return "ended because its environment failed (env.on_failure, env.max_restarts)"
+    if exit_code == GPU_LOST:
+        return "ended because it has lost its GPU"
     return f"ended with exit code {exit_code}"

@@ -10,7 +10,7 @@ import pytest
 
 from tidemill.config.services import LauncherSettings
 from tidemill.learner.status import LearnerState, LearnerStatus
-from tidemill.process import ENV_FAILED, HELD_UP
+from tidemill.process import ENV_FAILED, GPU_LOST, HELD_UP
 from tidemill.services.launcher.commands.train import describe_failed_learner
 from tidemill.services.launcher.supervise.service_spec import ServiceSpec
 from tidemill.services.launcher.supervise.supervisor import Action, Outcome, Phase, Supervisor, Verb, describe_exit
@@ -483,7 +483,10 @@ def test_learner_that_has_finished_ends_a_run_without_evaluator() -> None:
     assert supervisor.outcome == Outcome(0, "the learner has finished")
 
 
-@pytest.mark.parametrize("exit_code, words", [(-9, "was killed by signal 9"), (1, "ended with exit code 1")])
+@pytest.mark.parametrize(
+    "exit_code, words",
+    [(-9, "was killed by signal 9"), (GPU_LOST, "ended because it has lost its GPU"), (1, "ended with exit code 1")],
+)
 def test_exit_is_described_in_words(exit_code: int, words: str) -> None:
     """A negative code is a signal, as in subprocess."""
     assert describe_exit(exit_code) == words
