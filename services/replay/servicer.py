@@ -96,6 +96,7 @@ class ReplayServicer:
         self._told_of_evictions = False
         self._created: dict[str, int] = {}  # the log's record of the newest creation of a table, or change by one
         self._dropped = 0  # and of the newest removal
+        self._deletions: set[asyncio.Task[int]] = set()
         self._traces = ItemTraces()
 
     def add_to(self, server: RpcServer) -> None:
@@ -106,6 +107,11 @@ class ReplayServicer:
     def close(self) -> None:
         """End the streams in progress, because the server stops."""
         self._calls.close()
+
+    def stop_deletions(self) -> None:
+        """Leave deletions whose callers are gone where they are, because the log closes."""
+        for deletion in self._deletions:
+            deletion.cancel()
 
     async def CreateTable(self, raw: bytes, context: Context) -> pb.CreateTableResponse:
         """Create a table, or confirm an equal one."""
@@ -210,12 +216,10 @@ class ReplayServicer:
         table = self._replay.find(request.table)
         env_index = request.env_index if request.HasField("env_index") else None
         conditions = request.actor_id, env_index, request.min_age, *times_of(request)
-        deleted = 0
-        for count in self._replay.delete_matching(table, *conditions):
-            deleted += count
-            self._admission.changed()
-            await asyncio.sleep(0)
-        await self._durable()
+        deletion = asyncio.create_task(self._delete(self._replay.delete_matching(table, *conditions)))
+        self._deletions.add(deletion)
+        deletion.add_done_callback(self._deletions.discard)
+        deleted = await asyncio.shield(deletion)  # whole, also if the caller's time is up
         return pb.DeleteMatchingItemsResponse(deleted=deleted)
 
     async def Checkpoint(self, raw: bytes, context: Context) -> pb.CheckpointResponse:
@@ -367,6 +371,15 @@ class ReplayServicer:
             queue.smaller.clear()
             if items := opened.table.fewer(wanted.items, opened.without_replacement):
                 wanted = replace(wanted, items=items, first=True)
+
+    async def _delete(self, parts: Iterator[int]) -> int:
+        deleted = 0
+        for count in parts:
+            deleted += count
+            self._admission.changed()
+            await asyncio.sleep(0)
+        await self._durable()
+        return deleted
 
     def _corrupt_records(self) -> int:
         return self._log.corrupt_records if self._log is not None else 0
