@@ -241,8 +241,10 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
             timer.cancel()
 
     def _end_unread(self, context: Context, task: asyncio.Task[Any]) -> None:
-        refusal = asyncio.create_task(self._refuse(context))
-        self._unread[refusal] = caller_of(context.peer())
+        refusal, caller = asyncio.create_task(self._refuse(context)), caller_of(context.peer())
+        self._metrics.unread_fetches.inc()
+        _log.warning("fetch ended, as nothing of it was read", caller=caller, limit_s=self._unread_s)
+        self._unread[refusal] = caller
         refusal.add_done_callback(self._unread.pop)
         task.cancel()
 

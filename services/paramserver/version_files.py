@@ -31,7 +31,7 @@ class IntactBlobs:
         """Hold versions of at most so many bytes, all encodings together; the disk's own cache serves larger ones."""
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._reading = threading.Lock()  # held while one is read, so that many readers do not read it each
+        self._reading: dict[tuple[int, Precision], threading.Lock] = {}  # held so that many readers do not read it each
         self._blobs: dict[tuple[int, Precision], bytes] = {}
         self._files: dict[tuple[int, Precision], tuple[int, int, int]] = {}
         self._newest = 0
@@ -47,6 +47,7 @@ class IntactBlobs:
         """Forget a version that was removed."""
         for precision in Precision:
             self._files.pop((number, precision), None)
+            self._reading.pop((number, precision), None)
 
     def get(self, number: int, precision: Precision) -> bytes | None:
         """Return an encoding of a version if it is held; never waits."""
@@ -65,7 +66,7 @@ class IntactBlobs:
         """
         key, status = (number, encoding.precision), os.fstat(file.fileno())
         seen = (status.st_ino, status.st_size, status.st_mtime_ns)
-        with self._reading:
+        with self._reading.setdefault(key, threading.Lock()):
             if key in self._blobs or (number != self._newest and self._files.get(key) == seen):
                 return
             verify(file, encoding)

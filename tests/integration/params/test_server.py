@@ -272,6 +272,7 @@ def test_fetch_that_is_not_read_ends(tmp_path: Path) -> None:
         said = naming(f"read {unread_s:g} s")
         with pytest.raises(Unavailable, match=said, check=because(Reason.CALLER_SILENT)), translated():
             list(unread)
+        assert server.metric("unread_fetches_total") == 1
 
 
 def test_address_that_leaves_fetches_unread_is_refused_others(tmp_path: Path) -> None:

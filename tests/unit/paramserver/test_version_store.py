@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import itertools
 import os
 import threading
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,6 +31,7 @@ from tests.support.publishing import (
     small_store,
     store_request,
 )
+from tests.support.waiting import WAIT_S
 from tidemill.errors import (
     DataLoss,
     FailedPrecondition,
@@ -36,8 +40,8 @@ from tidemill.errors import (
     Reason,
     Unavailable,
 )
-from tidemill.params.version import Precision
-from tidemill.services.paramserver.version_files import StoredBlob
+from tidemill.params.version import Encoding, Precision
+from tidemill.services.paramserver.version_files import IntactBlobs, StoredBlob
 
 
 def test_published_version_reads_back_with_its_description(tmp_path: Path, open_store: OpenStore) -> None:
@@ -122,6 +126,31 @@ def test_large_version_is_verified_once(tmp_path: Path, open_store: OpenStore) -
     os.utime(path, ns=(first.st_atime_ns, first.st_mtime_ns))
     with closing(store.open(1, Precision.FULL)) as blob:
         blob.verify()
+
+
+def test_version_is_verified_while_another_is_read_from_a_slow_disk() -> None:
+    """Readers of the newest do not wait for those of an old one."""
+    intact, encoding = IntactBlobs(9), Encoding(Precision.FULL, 5, hashlib.sha256(b"abcde").digest())
+    reached, released = threading.Event(), threading.Event()
+
+    class Slow(io.FileIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            reached.set()
+            released.wait(2 * WAIT_S)
+            return super().read(size) or b""
+
+    with TemporaryDirectory() as folder, ThreadPoolExecutor() as threads:
+        path = Path(folder) / "blob"
+        path.write_bytes(b"abcde")
+        with Slow(path) as slow, path.open("rb") as file:
+            try:
+                old = threads.submit(intact.check, 1, encoding, slow)
+                assert reached.wait(WAIT_S)
+                threads.submit(intact.check, 2, encoding, file).result(WAIT_S)
+                assert not old.done()
+            finally:
+                released.set()
+            old.result(WAIT_S)
 
 
 def test_reader_goes_on_from_the_disk_when_a_newer_version_takes_the_memory(

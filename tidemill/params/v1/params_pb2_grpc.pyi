@@ -67,9 +67,9 @@ class ParamServiceStub:
     With `newer_than` and `wait_s` it blocks until the tag points at a newer version, at most `wait_s`. If there is none
     by then, the only response is a header with `not_newer`. A retry is safe.
     The server's memory limits the number of fetches at the same time. Others wait up to 30 s and then end with
-    UNAVAILABLE. So does a fetch of which the caller reads nothing for 30 s; otherwise it may take any time. An address
-    that leaves 16 of those open is refused others until it ends them. A slow fetch also ends with UNAVAILABLE if its
-    version was removed and too many removed versions are still being sent.
+    UNAVAILABLE. So does a fetch of which the caller reads less than a piece of 256 KiB in 30 s; otherwise it may take
+    any time. An address that leaves 16 of those open is refused others until it ends them. A slow fetch also ends with
+    UNAVAILABLE if its version was removed and too many removed versions are still being sent.
     NOT_FOUND: no such version or tag. Waiting for the first version of a known tag is not an error.
     DATA_LOSS: the stored bytes are corrupt.
     """
@@ -115,9 +115,9 @@ class ParamServiceAsyncStub(ParamServiceStub):
     With `newer_than` and `wait_s` it blocks until the tag points at a newer version, at most `wait_s`. If there is none
     by then, the only response is a header with `not_newer`. A retry is safe.
     The server's memory limits the number of fetches at the same time. Others wait up to 30 s and then end with
-    UNAVAILABLE. So does a fetch of which the caller reads nothing for 30 s; otherwise it may take any time. An address
-    that leaves 16 of those open is refused others until it ends them. A slow fetch also ends with UNAVAILABLE if its
-    version was removed and too many removed versions are still being sent.
+    UNAVAILABLE. So does a fetch of which the caller reads less than a piece of 256 KiB in 30 s; otherwise it may take
+    any time. An address that leaves 16 of those open is refused others until it ends them. A slow fetch also ends with
+    UNAVAILABLE if its version was removed and too many removed versions are still being sent.
     NOT_FOUND: no such version or tag. Waiting for the first version of a known tag is not an error.
     DATA_LOSS: the stored bytes are corrupt.
     """
@@ -175,9 +175,9 @@ class ParamServiceServicer:
         With `newer_than` and `wait_s` it blocks until the tag points at a newer version, at most `wait_s`. If there is none
         by then, the only response is a header with `not_newer`. A retry is safe.
         The server's memory limits the number of fetches at the same time. Others wait up to 30 s and then end with
-        UNAVAILABLE. So does a fetch of which the caller reads nothing for 30 s; otherwise it may take any time. An address
-        that leaves 16 of those open is refused others until it ends them. A slow fetch also ends with UNAVAILABLE if its
-        version was removed and too many removed versions are still being sent.
+        UNAVAILABLE. So does a fetch of which the caller reads less than a piece of 256 KiB in 30 s; otherwise it may take
+        any time. An address that leaves 16 of those open is refused others until it ends them. A slow fetch also ends with
+        UNAVAILABLE if its version was removed and too many removed versions are still being sent.
         NOT_FOUND: no such version or tag. Waiting for the first version of a known tag is not an error.
         DATA_LOSS: the stored bytes are corrupt.
         """
