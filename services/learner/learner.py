@@ -42,7 +42,7 @@ from tidemill.rl.optimizers import fallen
 from tidemill.rl.settings.registry import stored_columns
 from tidemill.rpc.readiness import wait_for_service
 from tidemill.rpc.server import RpcServer
-from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
+from tidemill.services.learner.checkpoint.checkpointer import Checkpointer, longest_write_s
 from tidemill.services.learner.checkpoint.resume import ResumableState, seed_rng
 from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.learner.curves import learner_callbacks
@@ -386,6 +386,7 @@ class Learner:
             _log.warning("cannot record the environment's spaces", path=str(folder), reason=error.strerror)
 
     def _checkpointer(self, state: ResumableState, store: CheckpointStore, fence: Fence) -> Checkpointer:
+        others_wait_s = self._config.learner.ranks_timeout_s if self._rank.machines > 1 else math.inf
         checkpointer = Checkpointer(
             store,
             state.capture,
@@ -393,6 +394,7 @@ class Learner:
             steps=self._counters.learner_steps,
             clock=time.monotonic,
             fence=fence.check,
+            limit_s=partial(longest_write_s, others_wait_s=others_wait_s),
         )
         self._board.checkpoint_steps = lambda: checkpointer.steps
         self._board.checkpoint_error = lambda: checkpointer.error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -29,9 +30,15 @@ _Job = tuple[Checkpoint, Future[SavedCheckpoint], bool]
 """What is written, who is told, and whether it must be on the disk by then."""
 
 
-def longest_write_s(size_bytes: int) -> float:
-    """Return how long a learner that ends waits for a checkpoint of a size, in seconds."""
-    return _CLOSE_S + size_bytes / _SLOWEST_BYTES_PER_S
+def longest_write_s(size_bytes: int, *, others_wait_s: float = math.inf) -> float:
+    """Return how long a learner that ends waits for a checkpoint of a size, in seconds.
+
+    Args:
+        size_bytes: Size of its tensors.
+        others_wait_s: How long other learners wait for this one meanwhile. It may have a checkpoint in flight, the last
+            one, and its last version to publish by then.
+    """
+    return min(_CLOSE_S + size_bytes / _SLOWEST_BYTES_PER_S, others_wait_s / 3)
 
 
 class Checkpointer:

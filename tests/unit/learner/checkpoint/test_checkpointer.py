@@ -225,6 +225,12 @@ def test_finish_gives_a_large_checkpoint_more_time(tmp_path: Path) -> None:
     assert sizes == [0, 4]
 
 
+def test_finish_on_several_machines_is_over_before_the_others_give_up() -> None:
+    """A third of their time each for the checkpoint in flight, for the last one, and for what follows."""
+    assert longest_write_s(4_000_000_000, others_wait_s=120.0) == 40.0
+    assert longest_write_s(0, others_wait_s=120.0) == 10.0
+
+
 def test_finish_of_a_superseded_learner_says_so(scene: _Scene) -> None:
     """The last checkpoint is refused by the fence: `finish` raises, so that the process fails."""
     scene.newer_learner = StalePublisher("fencing token 1 was superseded by 2")
