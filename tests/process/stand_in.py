@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ def main() -> int:
     parser.add_argument("--journal", type=Path, required=True, help="every start and end is appended here")
     parser.add_argument("--name", required=True)
     parser.add_argument("--exit-code", type=int, help="end with this code instead of serving")
-    parser.add_argument("--last-code", type=int, default=0, help="end with this code after SIGTERM")
+    parser.add_argument("--last-code", type=int, default=0, help="end with this code after SIGTERM; -N: by signal N")
     parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
     parser.add_argument("--unready", action="store_true", help="never serve, and let calls in progress hold up its end")
     parser.add_argument("--result", type=Path, help="write this file and end on SIGUSR1, as the evaluator does")
@@ -42,6 +43,9 @@ def main() -> int:
     _note(options, "end")
     if options.last_code:
         sys.stderr.write(f"{options.name}: the last words\n")
+    if options.last_code < 0:
+        sys.stderr.flush()
+        os.kill(os.getpid(), -options.last_code)
     return int(options.last_code)
 
 

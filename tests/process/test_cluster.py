@@ -33,7 +33,7 @@ from tidemill.services.launcher.supervise import health
 from tidemill.services.launcher.supervise.child import Child
 from tidemill.services.launcher.supervise.runner import ClusterRunner
 from tidemill.services.launcher.supervise.service_spec import ServiceSpec
-from tidemill.services.launcher.supervise.supervisor import Outcome, Supervisor
+from tidemill.services.launcher.supervise.supervisor import Outcome, Supervisor, describe_exit
 
 pytestmark = pytest.mark.process
 
@@ -427,14 +427,15 @@ async def test_cluster_says_what_it_killed_at_a_stop_and_what_is_lost(scene: Sce
     assert outcome == Outcome(1, f"stopped as asked; {lost}")
 
 
-async def test_cluster_says_that_its_learner_could_not_save_at_a_stop(scene: Scene) -> None:
-    """As on a full disk: the last lines of its log, and the end of the run as failed."""
-    cluster, recorder = scene.cluster_of(scene.spec("learner", "--last-code", "1"))
+@pytest.mark.parametrize("code", [1, -9])
+async def test_cluster_says_that_its_learner_could_not_save_at_a_stop(scene: Scene, code: int) -> None:
+    """As on a full disk or out of memory: the last lines of its log, and the end of the run as failed."""
+    cluster, recorder = scene.cluster_of(scene.spec("learner", "--last-code", str(code)))
     running = asyncio.create_task(cluster.run())
     await _ready(recorder, "learner")
     os.kill(os.getpid(), signal.SIGINT)
     outcome = await asyncio.wait_for(running, _BOUND_S)
-    failed = "learner ended with exit code 1"
+    failed = f"learner {describe_exit(code)}"
     assert recorder.events[-1] == (failed, ["learner: the last words"])
     assert outcome == Outcome(1, f"stopped as asked; {failed}: its updates since the last checkpoint are lost")
 

@@ -160,8 +160,7 @@ class ClusterRunner:
     def _on_exit(self, name: str, exit_code: int, now_s: float) -> list[Action]:
         self._health_tasks.pop(name).cancel()
         process = self._supervisor.processes[name]
-        may_lose = process.spec.kind == LEARNER and exit_code > 0  # its last updates, as it could not save them
-        was_expected = process.phase is Phase.STOPPING and not may_lose
+        was_expected = process.phase is Phase.STOPPING and not process.may_lose(exit_code)
         has_result = (self._folder.path / "result.json").exists()
         history = process.spec.history
         recorded = history.stat().st_size if history and history.exists() else 0

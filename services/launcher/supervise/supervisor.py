@@ -6,6 +6,7 @@ Plain decisions: what happened and the time go in, what to do comes out. `Cluste
 from __future__ import annotations
 
 import enum
+import signal
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -102,6 +103,12 @@ class Process:
         """Whether there is a process."""
         return self.phase in (Phase.STARTING, Phase.SERVING, Phase.STOPPING)
 
+    def may_lose(self, exit_code: int) -> bool:
+        """True if it is a learner that ends by itself, with this code, before it has saved what it was asked to."""
+        is_killed_here = self.deadline_s is None  # which has been said
+        is_asked = self.phase is Phase.STOPPING and self.spec.kind == LEARNER and not is_killed_here
+        return is_asked and exit_code not in (0, -signal.SIGTERM)
+
 
 class Supervisor:
     """Makes the launcher's decisions. Times are seconds of one monotonic clock."""
@@ -188,11 +195,11 @@ class Supervisor:
             recorded_bytes: Size of its history; 0 if it has none.
         """
         process = self.processes[name]
-        was_stopping = process.phase is Phase.STOPPING
+        was_stopping, may_lose = process.phase is Phase.STOPPING, process.may_lose(exit_code)
         process.phase, process.deadline_s = Phase.ENDED, None
         kind = process.spec.kind
         if self.outcome is not None:
-            if was_stopping and kind == LEARNER and exit_code > 0 and process.was_healthy:
+            if may_lose and process.was_healthy:
                 self._note_unsaved(process, describe_exit(exit_code))
             return self._stop_next(now_s)
         if kind == EVALUATOR and exit_code == 0 and has_result:

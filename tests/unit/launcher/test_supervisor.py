@@ -272,14 +272,29 @@ def test_stop_that_kills_says_so(killed: tuple[str, ...], outcome: Outcome) -> N
     assert supervisor.outcome == outcome
 
 
-def test_stop_of_a_learner_that_cannot_save_its_last_updates_says_so() -> None:
-    """It was asked to end and failed, as on a full disk: lost as if it had been killed."""
+@pytest.mark.parametrize("exit_code", [1, -9])
+def test_stop_of_a_learner_that_cannot_save_its_last_updates_says_so(exit_code: int) -> None:
+    """It was asked to end and failed, on a full disk or out of memory: lost as if the launcher had killed it."""
     supervisor = _running()
     supervisor.on_stop_requested(10.0)
     for name in ("actor-0", "actor-1", "learner", "evaluator", "replay", "paramserver"):
-        supervisor.on_exit(name, int(name == "learner"), 11.0)
-    lost = "learner ended with exit code 1: its updates since the last checkpoint are lost"
+        supervisor.on_exit(name, exit_code if name == "learner" else 0, 11.0)
+    lost = f"learner {describe_exit(exit_code)}: its updates since the last checkpoint are lost"
     assert supervisor.outcome == Outcome(1, f"stopped as asked; {lost}")
+
+
+@pytest.mark.parametrize("asked_again", [False, True])
+def test_learner_that_the_launcher_kills_is_not_said_to_have_failed_as_well(*, asked_again: bool) -> None:
+    """Its end by signal 9 follows, and adds nothing to the outcome."""
+    supervisor = _running()
+    supervisor.on_stop_requested(10.0)
+    for name in ("actor-0", "actor-1"):
+        supervisor.on_exit(name, 0, 11.0)
+    killed = supervisor.on_stop_requested(12.0) if asked_again else supervisor.on_timer(60.0)
+    assert Action(Verb.KILL, "learner") in killed
+    said = supervisor.outcome
+    supervisor.on_exit("learner", -9, 61.0)
+    assert supervisor.outcome == said
 
 
 def test_stop_of_a_learner_that_never_trained_loses_nothing() -> None:
