@@ -19,8 +19,9 @@ from tidemill.services.tools.doctor.finding import Finding, python_says, says
 
 _NEEDED = ("torch", "gymnasium", "safetensors", "tensorboard", "matplotlib", "imageio_ffmpeg", "rich")
 _OPTIONAL = {"ale_py": "atari", "Box2D": "box2d", "pygame": "box2d"}
-_MOUNTED = ("configs", "deploy/prometheus", "deploy/grafana", "docs")
-"""Folders of a checkout that docker-compose.yml mounts."""
+_GRAFANA = ("deploy/grafana/provisioning", "deploy/grafana/dashboards", "deploy/grafana/admin-password.example")
+_MOUNTED = ("configs", "deploy/prometheus", *_GRAFANA, "docs")
+"""What docker-compose.yml mounts of a checkout."""
 
 
 def python() -> list[Finding]:
@@ -128,8 +129,8 @@ def docker() -> list[Finding]:
 
 
 def closed_to_containers(checkout: Path = Path()) -> list[Finding]:
-    """Return a finding if containers of Compose could not read folders of a checkout; nothing without a checkout."""
-    if not all(os.path.isdir(checkout / name) for name in _MOUNTED):
+    """Return a finding if containers of Compose could not read what they need of a checkout; nothing without one."""
+    if not all(os.path.exists(checkout / name) for name in _MOUNTED):
         return []
     closed = [name for name in _MOUNTED if not all(map(_is_for_all, (checkout / name, *(checkout / name).rglob("*"))))]
     if not closed:
@@ -139,7 +140,10 @@ def closed_to_containers(checkout: Path = Path()) -> list[Finding]:
 
 
 def _is_for_all(path: Path) -> bool:
-    """True if every user may read a file, or enter a folder, too."""
-    mode = path.lstat().st_mode  # of a link, which is for all
+    """True if every user may read a file, or enter a folder, too, or if it is not there any more."""
+    try:
+        mode = path.lstat().st_mode  # of a link, which is for all
+    except OSError:  # in a folder that is closed itself, too
+        return True
     wanted = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(mode) else 0)
     return mode & wanted == wanted

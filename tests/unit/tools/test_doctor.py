@@ -73,17 +73,40 @@ def test_docker_is_asked_for_client_plugin_and_engine(programs: Path) -> None:
 def test_folders_that_containers_cannot_read_are_noted(tmp_path: Path) -> None:
     """As those of a checkout that was made under a strict umask; another folder than a checkout is not looked at."""
     assert software.closed_to_containers(tmp_path) == []
-    for name in ("configs", "deploy/prometheus", "deploy/grafana", "docs"):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / "deploy/grafana").chmod(0o700)
+    _checkout(tmp_path)
+    (tmp_path / "deploy/grafana/dashboards").chmod(0o700)
     (tmp_path / "configs" / "a.yaml").touch(mode=0o600)
     (finding,) = software.closed_to_containers(tmp_path)
     assert finding.mark == "note"
-    assert "`chmod -R go+rX configs deploy/grafana`" in finding.advice
-    (tmp_path / "deploy/grafana").chmod(0o755)
+    assert "`chmod -R go+rX configs deploy/grafana/dashboards`" in finding.advice
+    (tmp_path / "deploy/grafana/dashboards").chmod(0o755)
     (tmp_path / "configs" / "a.yaml").chmod(0o644)
     assert software.closed_to_containers(tmp_path) == []
+
+
+def test_folder_that_keeps_out_other_users_is_left_so_where_no_container_needs_it(tmp_path: Path) -> None:
+    """As that of Grafana's password, which is a mounted file of another name."""
+    _checkout(tmp_path)
+    (tmp_path / "deploy/grafana/private").mkdir(mode=0o700)
+    assert software.closed_to_containers(tmp_path) == []
+
+
+def test_file_that_vanishes_meanwhile_is_not_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an editor's, between the list of a folder and the look at the file."""
+    _checkout(tmp_path)
+    monkeypatch.setattr(Path, "rglob", lambda folder, _: [folder / "gone"])
+    assert software.closed_to_containers(tmp_path) == []
+
+
+def _checkout(folder: Path) -> None:
+    """Make what containers of Compose read, open to all users."""
+    grafana = folder / "deploy/grafana"
+    for path in (folder / "configs", folder / "deploy/prometheus", grafana / "provisioning", grafana / "dashboards"):
+        path.mkdir(parents=True)
+        path.chmod(0o755)
+    (folder / "docs").mkdir(mode=0o755)
+    (grafana / "admin-password.example").touch()
+    (grafana / "admin-password.example").chmod(0o644)
 
 
 @pytest.mark.parametrize(
