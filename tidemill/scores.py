@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -69,21 +70,23 @@ class ScoreReader:
     def __init__(self, file: Path) -> None:
         """Read nothing yet."""
         self._file = file
+        self._lock = threading.Lock()  # a poll that was given up may still read
         self._forget()
 
     def read(self) -> tuple[Score, ...]:
         """Return the rows, as `read_scores` does: the same tuple while none is added.
 
-        A file that was replaced, changed at its end or cut is read from its start.
+        A file that was replaced, changed at its end or cut is read from its start. Any thread may call it.
         """
-        try:
-            added = self._read_added()
-        except FileNotFoundError:
-            self._forget()
-            return ()
-        if whole := added[: added.rfind(b"\n") + 1]:  # without a row whose writing was cut
-            self._parse(whole)
-        return self._rows
+        with self._lock:
+            try:
+                added = self._read_added()
+            except FileNotFoundError:
+                self._forget()
+                return ()
+            if whole := added[: added.rfind(b"\n") + 1]:  # without a row whose writing was cut
+                self._parse(whole)
+            return self._rows
 
     def _forget(self) -> None:
         self._header: list[str] = []

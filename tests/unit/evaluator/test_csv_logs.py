@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import datetime
-from pathlib import Path
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path, PosixPath
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,6 +92,33 @@ def test_reader_parses_only_rows_that_were_added(tmp_path: Path) -> None:
     with (tmp_path / "scores.csv").open("a") as file:
         file.write("-1.0,3.0,1.25,80.0,,1\n")
     assert reader.read() == (_score(3), _score(4), _score(5))
+
+
+class _Meeting(PosixPath):
+    """A file whose first two openings wait for each other for a while."""
+
+    both: threading.Barrier
+    met = False
+
+    def open(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Open it, and note if another thread does at the same time."""
+        with suppress(threading.BrokenBarrierError):
+            self.both.wait(0.3)
+            self.met = True
+        return super().open(*args, **kwargs)
+
+
+def test_reader_of_two_threads_reads_for_one_at_a_time(tmp_path: Path) -> None:
+    """Otherwise both would add the same rows: the last poll of a run may begin while another still reads."""
+    file = _Meeting(tmp_path / "scores.csv")
+    file.both = threading.Barrier(2)
+    for version in (3, 4):
+        ScoreLog(tmp_path / "scores.csv").append(_score(version))
+    reader = ScoreReader(file)
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda _: reader.read(), range(2)))
+    assert found == [(_score(3), _score(4))] * 2
+    assert not file.met
 
 
 def test_reader_names_the_line_of_an_added_row_that_is_none(tmp_path: Path) -> None:
