@@ -21,6 +21,7 @@ from tidemill.errors import (
 from tidemill.logger import LateLogger
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import ParamsMetadata, Precision
+from tidemill.replay.argument_types import check_number
 from tidemill.rpc.channel import Backoff
 
 _JOIN_S = 10.0
@@ -154,6 +155,7 @@ class ParamsPublisher(Closing):
         def is_over() -> bool:
             return self._acknowledged == self._offered or self._error is not None or self._closing.is_set()
 
+        check_number("timeout_s", timeout_s)
         with self._changed:
             self._changed.wait_for(is_over, min(timeout_s, threading.TIMEOUT_MAX))
             self._raise()

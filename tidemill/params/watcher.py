@@ -19,6 +19,7 @@ from tidemill.errors import (
 from tidemill.logger import LateLogger
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import LATEST, Params, Precision, check_tag
+from tidemill.replay.argument_types import check_number
 from tidemill.rpc.channel import Backoff
 from tidemill.rpc.fork import OwnerProcess
 
@@ -103,6 +104,7 @@ class ParamsWatcher(Closing):
         def is_over() -> bool:
             return self._is_newer(newer_than) or self._error is not None or self._closing.is_set()
 
+        check_number("timeout_s", timeout_s)
         self._owner.check()
         with self._changed:
             self._changed.wait_for(is_over, min(timeout_s, threading.TIMEOUT_MAX))

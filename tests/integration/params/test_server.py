@@ -338,6 +338,14 @@ def test_deadline_without_end_takes_any_time(server: LocalServer) -> None:
         assert params.blob == LARGE
 
 
+def test_wait_for_what_is_no_number_is_refused(server: LocalServer) -> None:
+    """The message names the argument; a wait without end is for `math.inf` seconds."""
+    with ParamsWatcher(server.address) as watcher, ParamsPublisher(server.address, name="test") as publisher:
+        for wait in (watcher.wait, publisher.flush):
+            with pytest.raises(TypeError, match=naming("timeout_s NoneType")):
+                wait(None)  # type: ignore[arg-type]
+
+
 def test_wait_without_end_is_for_the_next_version(server: LocalServer) -> None:
     """And a flush without end for its acknowledgement."""
     with (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +16,9 @@ from tidemill.replay.chunk import Chunk
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sample_stream import SampleStream
 from tidemill.replay.shards.directory import ShardDirectory
+from tidemill.replay.transfer.copying import copy_tables
+from tidemill.replay.transfer.exporting import export_table
+from tidemill.replay.transfer.importing import import_table
 from tidemill.replay.writing.appender import StreamAppender
 from tidemill.types import ColumnSpec
 
@@ -44,3 +49,17 @@ def test_update_refuses_float_keys() -> None:
     """A key does not fit into a float, so float keys are refused instead of rounded to another item's."""
     with ReplayClient(_NOBODY) as client, pytest.raises(InvalidArgument, match=naming("keys float64")):
         client.update_priorities("t", np.array([1.0]), np.array([1.0]))
+
+
+@pytest.mark.parametrize(
+    "transfer",
+    [
+        partial(export_table, _NOBODY, "t", "nowhere"),
+        partial(import_table, _NOBODY, "nowhere"),
+        partial(copy_tables, _NOBODY, "127.0.0.1:10"),
+    ],
+)
+def test_transfer_names_the_timeout_that_it_refuses(transfer: Callable[..., object]) -> None:
+    """By the argument that was given, before a server or a folder is looked for."""
+    with pytest.raises(InvalidArgument, match=naming("timeout_s 0")):
+        transfer(timeout_s=0)

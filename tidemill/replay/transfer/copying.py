@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tidemill.errors import AlreadyExists, InvalidArgument, NotFound
+from tidemill.replay.argument_types import check_deadline
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.transfer.exporting import TransferReport, export_table
 from tidemill.replay.transfer.importing import import_table
@@ -48,6 +49,7 @@ def copy_tables(
         Unavailable: A server cannot be reached, or was silent for `timeout_s`. Tables that are complete stay at the
             target; one that is not is removed; if the target was away, the message says how to remove it.
     """
+    check_deadline("timeout_s", timeout_s)
     if source == target:
         raise InvalidArgument(f"source and target are both {source}, must be two servers")
     with ReplayClient(source, deadline_s=timeout_s) as client:

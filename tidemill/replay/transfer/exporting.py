@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import InvalidArgument, TidemillError
+from tidemill.replay.argument_types import check_deadline
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.transfer.folder import FolderWriter
 from tidemill.replay.transfer.stream import Items, Start, Steps, open_export
@@ -73,6 +74,7 @@ def export_table(  # noqa: PLR0913 - each is a separate condition
         ResourceExhausted: The disk is full, or the server needed the memory that the export held.
         Unavailable: The server cannot be reached, stopped, or was silent for `timeout_s`.
     """
+    check_deadline("timeout_s", timeout_s)
     folder = Path(folder)
     if folder.exists():
         raise InvalidArgument(f"the folder to write is {folder}, which exists: name one that does not")

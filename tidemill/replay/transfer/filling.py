@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any
 
 from tidemill.errors import AlreadyExists, InvalidArgument
+from tidemill.replay.argument_types import check_deadline
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
 from tidemill.replay.transfer.new_table import removed_on_failure
@@ -61,6 +62,7 @@ def fill_table(  # noqa: PLR0913 - each is a separate condition
         max_items=steps if item_steps > 1 else 2 * steps,  # an episode's last observation is a row, too
         max_item_steps=item_steps + history,
     )
+    check_deadline("timeout_s", timeout_s)
     with ReplayClient(address, deadline_s=timeout_s) as client:
         client.wait_for_ready(timeout_s)
         # not by what `create_table` returns: gRPC repeats a call whose answer was lost, which finds its own table then

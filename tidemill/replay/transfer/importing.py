@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from tidemill.errors import AlreadyExists, FailedPrecondition, TidemillError, Unavailable
+from tidemill.replay.argument_types import check_deadline
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.codec import encode
@@ -59,6 +60,7 @@ def import_table(
             says that the items are stored, only the rate limiter is still to be switched on.
         FailedPrecondition: A server that keeps its tables in memory was restarted meanwhile.
     """
+    check_deadline("timeout_s", timeout_s)
     exported = ExportedTable(Path(folder))
     plan = ImportPlan(exported)
     config = replace(exported.config, name=table) if table else exported.config

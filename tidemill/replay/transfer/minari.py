@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tidemill.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
+from tidemill.replay.argument_types import check_deadline
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import SelectorConfig, TableConfig
 from tidemill.replay.transfer.episodes import ACTION, OBSERVATION, Episodes, Form, check_columns, columns_of
@@ -91,6 +92,7 @@ def export_minari(  # noqa: PLR0913 - each is a separate condition
     minari = _minari()
     path = minari.storage.get_dataset_path(dataset_id)
     _check_free(path, dataset_id)
+    check_deadline("timeout_s", timeout_s)
     with ReplayClient(address, deadline_s=timeout_s) as client:
         config = client.describe_table(table).config
     check_columns(config)
