@@ -182,7 +182,8 @@ class ResumableState:
         lost = ["batches that were ready but not trained on"]
         if self._draws_anew:
             lost.append("the generator of the agent's noise, which was on another kind of device and is seeded again")
-        if not fits_devices(checkpoint.rng):
+        # a process on a CPU has not opened CUDA, and draws from no GPU; older versions saved theirs all the same
+        if checkpoint.rng["cuda"] and torch.cuda.is_initialized() and not fits_devices(checkpoint.rng):
             lost.append("random generators of the GPUs, whose number changed")
         before, now = checkpoint.written_by, self._written_by
         changed = [

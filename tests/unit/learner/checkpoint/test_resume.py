@@ -128,6 +128,25 @@ def test_what_came_back_and_what_did_not_is_said(tmp_path: Path) -> None:
     assert restored.endswith("not restored: batches that were ready but not trained on")
 
 
+@pytest.mark.parametrize(
+    "then, now, changed", [(2, 0, False), (0, 2, False), (2, 2, False), (2, 4, True), (4, 2, True)]
+)
+def test_generators_of_gpus_are_lost_only_if_both_processes_had_some(
+    then: int, now: int, changed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A learner on a CPU draws from none, also where an earlier version saved those of its machine."""
+    state = _resumable(build_agent(_SAC, _CONTINUOUS), Counters(), "x")
+    captured = state.capture()
+    captured.rng["cuda"] = [torch.zeros(16, dtype=torch.uint8) for _ in range(then)]
+    CheckpointStore(tmp_path, keep=1).write(captured)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: now > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: now)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", list)
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", lambda _: None)
+    restored = state.restore(CheckpointStore(tmp_path, keep=1))
+    assert ("random generators of the GPUs" in restored) == changed
+
+
 def test_settings_that_changed_since_the_checkpoint_are_named(tmp_path: Path) -> None:
     """Those that only one version of Tidemill knows have not changed; nor has any of a checkpoint that names none."""
     agent, store = build_agent(_SAC, _CONTINUOUS), CheckpointStore(tmp_path, keep=1)
