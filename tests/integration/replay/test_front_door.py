@@ -461,6 +461,34 @@ def test_item_without_a_priority_is_left_out_of_its_message(server: LocalServer,
         assert (client.describe_table("t").items, server.replay.env_steps) == (9, 10)
 
 
+@pytest.mark.parametrize("chunk_length", [2, 4])
+@pytest.mark.parametrize("is_failed", [False, True])
+def test_block_that_ends_with_items_without_a_priority_stores_the_rest(
+    server: LocalServer, is_failed: bool, chunk_length: int
+) -> None:
+    """Of all environments and tables; then the first error is raised, or the one that ended the block."""
+    stored = 2 * (3 // chunk_length * chunk_length)
+    compute: dict[str, Any] = {
+        "one": lambda steps: np.where(steps["number"][0] == 12, np.nan, 1.0),
+        "two": Mock(side_effect=[np.ones(stored)] * (stored > 0) + [ZeroDivisionError()]),
+    }
+    windows = {name: ItemWindow(1, priority=priority) for name, priority in compute.items()}
+    tables = [replace(_NUMBERS, name=name) for name in windows]
+
+    def write() -> None:
+        with ReplayWriter(server.address, tables, num_envs=2, chunk_length=chunk_length, windows=windows) as writer:
+            for number in range(3):
+                writer.append({"number": [number, 10 + number]})
+            if is_failed:
+                raise KeyError("ended")
+
+    with pytest.raises((InvalidArgument, KeyError), match="ended" if is_failed else naming("table 'one' nan")):
+        write()
+    with ReplayClient(server.address) as client:
+        items = [client.describe_table(name).items for name in windows]
+    assert (items, server.replay.env_steps) == ([5, stored], 6)
+
+
 @pytest.mark.parametrize("returned", [ZeroDivisionError(), np.ones((2, 4)), "x"])
 def test_writer_continues_after_an_error_of_a_priority_function(server: LocalServer, returned: object) -> None:
     """The items that it was called for are left out, also by `state`."""

@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tidemill.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, TidemillError, Unavailable
+from tidemill.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from tidemill.logger import LateLogger
 from tidemill.replay.argument_types import check_integer, check_number, check_range, check_type
 from tidemill.replay.chunk import Chunk, ItemBatch, check_priorities
@@ -304,6 +304,7 @@ class ReplayWriter(Reopened):
 
         Raises:
             Unavailable: `timeout_s` passed, or `stop` was set while it waited; the next call sends them.
+            InvalidArgument: A window computes what cannot be a priority. Such items are left out: call it again.
         """
         self._check_open()
         began_s = time.monotonic()
@@ -387,6 +388,7 @@ class ReplayWriter(Reopened):
                 restarted, another took its place, or the table was dropped; said once, and what comes after it is
                 stored.
             FailedPrecondition: It holds its messages: see `take_held`.
+            InvalidArgument: A window computes what cannot be a priority. Such items are left out: call it again.
         """
         self._check_open()
         self._check_not_held()
@@ -872,6 +874,21 @@ class ReplayWriter(Reopened):
             )
         ]
 
+    def _flush_rest(self, timeout_s: float) -> None:
+        """Flush; if a window computes no priority for some items, send the rest before that error is raised."""
+        first: Exception | None = None
+        while True:
+            dropped = self.dropped_items
+            try:
+                self.flush(timeout_s)
+                break
+            except Exception as error:
+                if isinstance(error, Unavailable) or self.dropped_items == dropped:
+                    raise
+                first = first or error
+        if first is not None:
+            raise first
+
     def __enter__(self) -> Self:
         """Return itself."""
         return self
@@ -880,8 +897,8 @@ class ReplayWriter(Reopened):
         """Flush and close; where an error ended the block, that one is raised and a failure to flush is logged."""
         try:
             if self._owner.is_here and not self._is_closed and self._held is None:
-                self.flush(FLUSH_S if kind is None else _FAILED_FLUSH_S)
-        except TidemillError as failure:
+                self._flush_rest(FLUSH_S if kind is None else _FAILED_FLUSH_S)
+        except Exception as failure:
             if kind is None:
                 raise
             _log.warning("some steps of the failed `with` block may not be stored", reason=str(failure))
