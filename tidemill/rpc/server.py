@@ -29,7 +29,8 @@ BEAT_S = 1.0
 _SILENCE_S = 5.0
 _LAST_TURNS_S = 1.0
 _CALL = "rpc_task"  # as gRPC names the task of a call
-_OPEN_FILES = 65_536
+_OPEN_FILES = (65_536, 10_240, 4_096)
+"""Limits to try: macOS may refuse those above its `kern.maxfilesperproc`, whatever the hard limit says."""
 _HEALTH = "grpc.health.v1.Health"
 
 
@@ -167,10 +168,13 @@ def raise_open_files() -> None:
     The usual soft limit of 1,024 is for programs that call `select`, which neither a server nor the launcher does.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # a system may allow fewer than its limit says
+    for limit in _OPEN_FILES:
+        wanted = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        if soft == resource.RLIM_INFINITY or soft >= wanted:
+            return
+        with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return
 
 
 def why_not_bound(address: str, setting: str = "server.address", *, takes_any_port: bool = True) -> str:

@@ -34,7 +34,7 @@ from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.channel import open_channel
-from tidemill.rpc.server import RpcServer
+from tidemill.rpc.server import RpcServer, raise_open_files
 from tidemill.rpc.settings import ServerSettings
 from tidemill.rpc.status import from_rpc_error, to_status, translated
 from tidemill.rpc.tls import check_exposure
@@ -118,6 +118,24 @@ def test_server_raises_its_limit_of_open_files(server: BackgroundServer) -> None
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert raised == (65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536))
+
+
+@pytest.mark.parametrize("soft, most, expected", [(256, 61_440, 10_240), (256, 4_096, 4_096), (10_240, 10_240, 10_240)])
+def test_limit_of_open_files_is_raised_to_what_the_system_accepts(
+    soft: int, most: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS, where the hard limit is infinite and a number above another bound is refused."""
+    limits = [(soft, resource.RLIM_INFINITY)]
+
+    def limit(_: int, wanted: tuple[int, int]) -> None:
+        if wanted[0] > most:
+            raise ValueError("current limit exceeds maximum limit")
+        limits.append(wanted)
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", limit)
+    raise_open_files()
+    assert limits[-1] == (expected, resource.RLIM_INFINITY)
 
 
 def test_exception_of_a_handler_reaches_the_client_as_itself(server: BackgroundServer) -> None:
