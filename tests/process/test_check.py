@@ -172,3 +172,16 @@ def test_settings_of_a_newer_tidemill_do_not_hold_up_the_return_to_this_one(
     assert check(elsewhere) == 0
     assert f"note: {file} of Tidemill 99.0 is replaced" in capsys.readouterr().err
     assert read_settings(RunConfig, file).cluster.params == "server:7402"
+
+
+def test_config_of_a_trained_run_that_is_not_text_is_named(tmp_path: Path) -> None:
+    """One line, with addresses or without, and the file stays."""
+    here = (*_RUN, "--run.root", str(tmp_path))
+    assert check(here) == 0
+    (tmp_path / "box" / "scores.csv").write_text("header\nrow\n")
+    file = tmp_path / "box" / "config.yaml"
+    file.write_bytes(b"env: \xff\n")
+    for arguments in (here, (*here, "--cluster.params", "server:7402")):
+        with pytest.raises(ConfigError, match=naming(file, "is not a text of settings")):
+            check(arguments)
+    assert file.read_bytes() == b"env: \xff\n"

@@ -8,6 +8,7 @@ import re
 import sys
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from itertools import zip_longest
 from pathlib import Path
@@ -220,8 +221,14 @@ def read_settings(config: type[_T], file: Path) -> _T:
 
 
 def newer_writer(file: Path) -> str:
-    """Return the version of Tidemill that wrote a file of settings, if it is newer than this one; empty otherwise."""
-    found = _WRITER.search(file.read_text(encoding="utf-8"))
+    """Return the version of Tidemill that wrote a file of settings, if it is newer than this one; empty otherwise.
+
+    It is empty, too, for a file that cannot be read.
+    """
+    text = ""
+    with suppress(OSError):
+        text = file.read_text(encoding="utf-8", errors="replace")
+    found = _WRITER.search(text)
     return found[1] if found and _numbers(found[1]) > _numbers(version("tidemill")) else ""
 
 
