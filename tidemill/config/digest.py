@@ -9,6 +9,7 @@ from typing import Any
 from tidemill.config.fixed import FREE
 from tidemill.config.sections import EvaluatorConfig, LearnerConfig, RunConfig
 from tidemill.params.version import DIVERGED
+from tidemill.rl.settings.registry import ALGORITHMS
 from tidemill.settings.overlay import to_document
 
 _NAMES = ("agent.algorithm", "env.id")
@@ -30,10 +31,16 @@ def diverged_tag(config: LearnerConfig | EvaluatorConfig | RunConfig) -> str:
     """Return the tag at the parameter server that marks the run as diverged, with these settings, target and limits.
 
     It leaves out settings that have their defaults: a version of Tidemill that adds some finds the mark of one before.
+    Those of a user's algorithm all count: its author mends it by other defaults.
     """
     defaults = _by_name(type(config.agent)(), type(config.env)())
     settings = training_settings(config)
-    own = {name: value for name, value in settings.items() if value != defaults[name] or name in _NAMES}
+    is_users = config.agent.algorithm not in ALGORITHMS
+    own = {
+        name: value
+        for name, value in settings.items()
+        if value != defaults[name] or name in _NAMES or (is_users and name.startswith("agent."))
+    }
     what = config.run.end_tag + json.dumps(own, sort_keys=True)
     return f"{DIVERGED}{hashlib.sha256(what.encode()).hexdigest()[:16]}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, make_dataclass, replace
 from typing import Any
 
 import pytest
@@ -40,6 +40,17 @@ def test_mark_of_a_divergence_is_found_by_a_version_with_more_settings() -> None
     assert diverged_tag(_later(config, 3)) == diverged_tag(config)
     assert diverged_tag(_later(config, 4)) != diverged_tag(config)
     assert training_settings(_later(config, 3))["agent.further"] == 3
+
+
+def test_mark_of_a_divergence_does_not_hold_for_new_defaults_of_a_user_s_algorithm() -> None:
+    """Its author has mended it there; with the same ones the mark is found."""
+    config = _config()
+    first, same, mended = (
+        replace(config, agent=make_dataclass("Own", [("algorithm", str, "own:Own"), ("rate", float, rate)])())
+        for rate in (1e-2, 1e-2, 1e-4)
+    )
+    assert diverged_tag(first) == diverged_tag(same)
+    assert diverged_tag(first) != diverged_tag(mended)
 
 
 @pytest.mark.parametrize(
