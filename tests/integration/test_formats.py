@@ -19,7 +19,7 @@ from tests.support.naming import naming
 from tests.support.numbered_steps import numbered_step, steps_table
 from tidemill import formats, load_policy
 from tidemill.bundle.files import read_bundle
-from tidemill.config.load import from_document, load, read_document, write_document
+from tidemill.config.load import from_document, load, read_document, read_settings, write_document
 from tidemill.config.sections import RunConfig
 from tidemill.envs.recorded_spec import record_spec, spec_changes
 from tidemill.errors import ConfigError, FatalError, TidemillError
@@ -224,6 +224,15 @@ def test_settings_that_a_later_release_has_added_are_refused_by_its_version(
     expected = f"{file} {versions}: unknown setting 'env.idd'; use a newer Tidemill"
     with pytest.raises(ConfigError, match=f"^{re.escape(expected)}$"):
         read(folder)
+
+
+def test_missing_code_is_not_blamed_on_a_later_release(tmp_path: Path) -> None:
+    """The run's own algorithm is not where it is read, whatever version wrote the file."""
+    file = tmp_path / "config.yaml"
+    file.write_text("# tidemill 99.0\nagent: {algorithm: 'not_here:MyConfig'}\n")
+    with pytest.raises(ConfigError, match=naming("not_here")) as raised:
+        read_settings(RunConfig, file)
+    assert "99.0" not in str(raised.value)
 
 
 def test_wrong_option_is_not_blamed_on_a_later_release(tmp_path: Path) -> None:

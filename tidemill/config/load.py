@@ -214,6 +214,8 @@ def read_settings(config: type[_T], file: Path) -> _T:
     except ConfigError as error:
         if not (writer := newer_writer(file)):
             raise
+        if {".", ":"} & {*(algorithm := _algorithm_of(document, None))}:
+            config_class(algorithm)  # raises if it is code of the user's that is missing
         problems = ", ".join(line.partition(";")[0] for line in str(error).splitlines())
         raise ConfigError(
             f"{file} was written by Tidemill {writer}, this is {version('tidemill')}: {problems}; use a newer Tidemill"
