@@ -257,7 +257,7 @@ def test_absent_server_is_unavailable() -> None:
 
 def test_fetch_that_is_not_read_ends(tmp_path: Path) -> None:
     """It gives its memory back, so that the next is sent its bytes; who reads on is told."""
-    blob, unread_s = LARGE * 4, crowd()
+    blob, unread_s = LARGE * 4, 2 * crowd()
     with (
         local_server(tmp_path, unread_s=unread_s, max_fetch_bytes=4 * MIB) as server,  # one fetch at a time
         ParamsClient(server.address, reads_files=False) as client,
@@ -318,7 +318,7 @@ class _Slow(params_pb2_grpc.ParamServiceServicer):
 
 def test_fetch_takes_as_long_as_bytes_come() -> None:
     """The deadline is that of the next bytes, however many follow; a server that sends none is told of."""
-    limit_s = crowd()
+    limit_s = 2 * crowd()
     with BackgroundServer("paramserver", ServerSettings("127.0.0.1:0", grace_s=0.2)) as background:
         params_pb2_grpc.add_ParamServiceServicer_to_server(_Slow(b"slowly", limit_s / 4), background.server.grpc)
         with ParamsClient(background.start(), transfer_deadline_s=limit_s) as client:

@@ -464,9 +464,10 @@ def test_item_without_a_priority_is_left_out_of_its_message(server: LocalServer,
 @pytest.mark.parametrize("chunk_length", [2, 4])
 @pytest.mark.parametrize("is_failed", [False, True])
 def test_block_that_ends_with_items_without_a_priority_stores_the_rest(
-    server: LocalServer, is_failed: bool, chunk_length: int
+    server: LocalServer, monkeypatch: pytest.MonkeyPatch, is_failed: bool, chunk_length: int
 ) -> None:
     """Of all environments and tables; then the first error is raised, or the one that ended the block."""
+    monkeypatch.setattr(writer_module, "_FAILED_FLUSH_S", WAIT_S)
     stored = 2 * (3 // chunk_length * chunk_length)
     compute: dict[str, Any] = {
         "one": lambda steps: np.where(steps["number"][0] == 12, np.nan, 1.0),

@@ -101,10 +101,10 @@ def test_file_that_vanishes_meanwhile_is_not_noted(tmp_path: Path, monkeypatch: 
 def _checkout(folder: Path) -> None:
     """Make what containers of Compose read, open to all users."""
     grafana = folder / "deploy/grafana"
-    for path in (folder / "configs", folder / "deploy/prometheus", grafana / "provisioning", grafana / "dashboards"):
+    mounted = ("configs", "docs", "deploy/prometheus", "deploy/grafana/provisioning", "deploy/grafana/dashboards")
+    for path in (folder / name for name in mounted):
         path.mkdir(parents=True)
         path.chmod(0o755)
-    (folder / "docs").mkdir(mode=0o755)
     (grafana / "admin-password.example").touch()
     (grafana / "admin-password.example").chmod(0o644)
 
