@@ -66,18 +66,6 @@ def goes_on() -> gymnasium.Env[Any, Any]:
     return gymnasium.make("Pendulum-v1").unwrapped
 
 
-def another(training: bool, how: str = "") -> gymnasium.Env[Any, Any]:
-    """Return a pendulum, and for training something else."""
-    if training and how == "raises":
-        raise ConfigError("there is no level for training")
-    return gymnasium.make("MountainCarContinuous-v0" if training and how == "differs" else "Pendulum-v1")
-
-
-def another_vector(num_envs: int, training: bool, how: str) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
-    """Return a batch of those."""
-    return gymnasium.vector.SyncVectorEnv([lambda: another(training, how) for _ in range(num_envs)])
-
-
 @dataclasses.dataclass(frozen=True)
 class ActsWrongly(OwnConfig):
     """Settings of an algorithm whose policy adds a dimension to its actions."""
@@ -196,26 +184,6 @@ def test_environment_that_fails_in_a_run_that_has_trained_may_work_next_time(fun
 def test_environment_that_fits_is_left_alone() -> None:
     """The default settings are right, and nothing comes of it."""
     assert check_environment(RunConfig()) == ""
-
-
-@pytest.mark.parametrize("name", ["id", "vector"])
-@pytest.mark.parametrize(
-    "how, words", [("raises", "there is no level for training"), ("differs", "(2,) (3,)"), ("", "")]
-)
-def test_environment_that_differs_in_training_is_tried_as_actors_make_it(
-    name: str, how: str, words: str, tmp_path: Path
-) -> None:
-    """Its evaluation may be as it must be. Without actors nobody makes it."""
-    made = {name: f"{__name__}:{'another' if name == 'id' else 'another_vector'}", "kwargs": {"how": how}}
-    env = {"id": "pendulum", "max_evaluation_steps": 0, **made}
-    for actors in (1, 0):
-        folder = tmp_path / str(actors)
-        folder.mkdir()
-        write_document(load_config({"env": env, "launcher": {"actors": actors}}), folder / "settings.yaml")
-        try_here(folder)
-        refusal = folder / "refusal"
-        assert refusal.exists() == bool(words and actors)
-        assert not refusal.exists() or re.search(naming("training=True", words), refusal.read_text())
 
 
 def test_algorithm_of_a_user_that_fits_is_left_alone() -> None:

@@ -31,7 +31,7 @@ from tidemill.errors import ConfigError, FailedPrecondition
 from tidemill.installation import how_to_install
 from tidemill.replay.argument_types import check_type
 from tidemill.settings.check import closest, nearest
-from tidemill.settings.user_code import import_user_module, user_object
+from tidemill.settings.user_code import import_user_module
 from tidemill.types import EnvSpec
 
 _ATARI_VERSION = re.compile(r"(-ram)?(NoFrameskip|Deterministic)?-v\d+$|^ALE/")
@@ -176,14 +176,6 @@ def spec_of(settings: EnvSettings) -> EnvSpec:
     env = make_env(settings, 1, training=False)
     env.close()
     return env.spec
-
-
-def differs_in_training(settings: EnvSettings) -> bool:
-    """True if what makes the environment is told whether it is for training, and so may make another one."""
-    if settings.is_atari or "training" in settings.kwargs:
-        return False
-    function = user_object("env.vector", settings.vector) if settings.vector else _function(settings.id)
-    return callable(function) and bool(purpose(function, training=True))
 
 
 def make_one(settings: EnvSettings, *, training: bool, render: bool) -> GymnasiumEnv:

@@ -153,7 +153,6 @@ def try_here(folder: Path) -> int:
             if env is not None:
                 notices = _notices(config, env)
                 play_random_steps(env, config.env, config.run.seed)
-        _try_training(config, spec)
         if before is not None and changed_settings(before, config):
             check_continues(before, config, spec_of)
         if has_trained:
@@ -189,21 +188,6 @@ def try_here(folder: Path) -> int:
     except (ConfigError, InvalidArgument, Unavailable) as error:
         (folder / _REFUSAL).write_text(str(error), encoding="utf-8")
     return 0
-
-
-def _try_training(config: RunConfig, spec: EnvSpec) -> None:
-    """Play what actors get where that may be another environment; raise ConfigError if it fails or does not fit."""
-    from tidemill.envs.make import differs_in_training, make_env
-    from tidemill.services.launcher.run.random_play import play_random_steps
-
-    if config.env.spaces or not config.launcher.actors or not differs_in_training(config.env):
-        return
-    try:
-        with closing(make_env(config.env, 1, training=True)) as env:
-            check_that(env.spec == spec, f"{config.env.named_by} has {env.spec} instead of {spec}")
-            play_random_steps(env, config.env, config.run.seed)
-    except ConfigError as error:
-        raise ConfigError(f"with training=True, as actors make it, {error}") from error
 
 
 def _check_fits(config: RunConfig, spec: EnvSpec, *, is_new: bool, any_learners: bool) -> None:
