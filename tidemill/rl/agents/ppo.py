@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import structlog
 import torch
 from torch import Tensor
 
+from tidemill.logger import LateLogger
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.agents.on_policy import ActorCriticAgent, ActorCriticPolicy, Rollout
 from tidemill.rl.exploration import linear
@@ -19,7 +19,7 @@ from tidemill.rl.optimizers import averaged_gradients, clip_
 from tidemill.rl.settings.on_policy import PPOConfig
 from tidemill.types import EnvSpec
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 
 def normalized(advantage: Tensor, mask: Tensor, share: Tensor) -> Tensor:
