@@ -77,7 +77,7 @@ def test_cluster_by_hand_is_looked_at_and_steered(tmp_path: Path) -> None:
         services = {name: stack.enter_context(launched(name, "--config", config)) for name in _SERVICES}
         for service in services.values():
             service.until("listening|serving")
-        assert "table items" in tidemill("status", "--learner", learner)
+        wait_until(lambda: "table items" in tidemill("status", "--learner", learner), "a learner that has started")
         for verb, said in (("checkpoint", "checkpoint of"), ("pause", "paused"), ("resume", "training continues")):
             assert said in tidemill("ctl", verb, "--learner", learner)
         page = stack.enter_context(launched("page", "--config", config))

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -33,7 +34,6 @@ from tidemill.params.version import Encoding, Params, Precision
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.params.wire import pack_encoding
 from tidemill.rpc.background import BackgroundServer
-from tidemill.rpc.channel import open_channel
 from tidemill.rpc.settings import ServerSettings
 from tidemill.rpc.status import translated
 from tidemill.services.paramserver.upload import Upload
@@ -255,13 +255,21 @@ def test_absent_server_is_unavailable() -> None:
                 call()
 
 
+def _unhurried_channel(address: str) -> grpc.Channel:
+    """Return a channel whose calls are read by who holds them alone.
+
+    One that shares a client's connection, or measures its own, gets a window large enough to take whole versions unread.
+    """
+    return grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)])
+
+
 def test_fetch_that_is_not_read_ends(tmp_path: Path) -> None:
     """It gives its memory back, so that the next is sent its bytes; who reads on is told."""
     blob, unread_s = LARGE * 4, 2 * crowd()
     with (
         local_server(tmp_path, unread_s=unread_s, max_fetch_bytes=4 * MIB) as server,  # one fetch at a time
         ParamsClient(server.address, reads_files=False) as client,
-        open_channel(server.address) as channel,
+        _unhurried_channel(server.address) as channel,
     ):
         publish(client, blob)
         unread = params_pb2_grpc.ParamServiceStub(channel).Fetch(pb.FetchRequest(tag="latest"))
@@ -280,7 +288,7 @@ def test_address_that_leaves_fetches_unread_is_refused_others(tmp_path: Path) ->
     with (
         local_server(tmp_path, unread_s=0.2) as server,
         ParamsClient(server.address, reads_files=False) as client,
-        open_channel(server.address) as channel,
+        _unhurried_channel(server.address) as channel,
     ):
         publish(client, LARGE * 4)
         stub = params_pb2_grpc.ParamServiceStub(channel)
