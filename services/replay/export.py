@@ -13,6 +13,7 @@ from tidemill.errors import InvalidArgument, Reason, ResourceExhausted
 from tidemill.logger import LateLogger
 from tidemill.replay.batch import Blocks
 from tidemill.replay.wire import pack_export_chunks, pack_export_items, pack_export_start
+from tidemill.services.replay.lasting_work import finished
 from tidemill.services.replay.log.blob_reader import BlobReader
 from tidemill.services.replay.log.logged_blocks import logged
 from tidemill.services.replay.state.replay_state import ReplayState
@@ -93,7 +94,7 @@ class TableExport:
         """
         self._check()
         self._sorting = asyncio.get_running_loop().run_in_executor(None, self._sort)
-        await asyncio.shield(self._sorting)  # a call may be cancelled, but not its thread
+        await finished(self._sorting, "Export")  # a call may be cancelled, but not its thread
         while len(self._held) > 1:
             self._store.release(self._held.pop())
             await asyncio.sleep(0)

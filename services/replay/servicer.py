@@ -39,6 +39,7 @@ from tidemill.services.replay.batch_reader import BatchReader, BatchRoom
 from tidemill.services.replay.chunks.mirror import ChunkMirror
 from tidemill.services.replay.export import TableExport, exported_parts
 from tidemill.services.replay.item_traces import ItemTraces
+from tidemill.services.replay.lasting_work import finished
 from tidemill.services.replay.leases import Leases
 from tidemill.services.replay.log.commits import acknowledge_in_order
 from tidemill.services.replay.log.log import ReplayLog
@@ -219,7 +220,7 @@ class ReplayServicer:
         deletion = asyncio.create_task(self._delete(self._replay.delete_matching(table, *conditions)))
         self._deletions.add(deletion)
         deletion.add_done_callback(self._deletions.discard)
-        deleted = await asyncio.shield(deletion)  # whole, also if the caller's time is up
+        deleted = await finished(deletion, "DeleteMatchingItems")  # whole, also if the caller's time is up
         return pb.DeleteMatchingItemsResponse(deleted=deleted)
 
     async def Checkpoint(self, raw: bytes, context: Context) -> pb.CheckpointResponse:
