@@ -258,7 +258,7 @@ def test_absent_server_is_unavailable() -> None:
 def _unhurried_channel(address: str) -> grpc.Channel:
     """Return a channel whose calls are read by who holds them alone.
 
-    One that shares a client's connection, or measures its own, gets a window large enough to take whole versions unread.
+    One that shares a client's connection, or measures its own, gets a window large enough for whole versions unread.
     """
     return grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)])
 
