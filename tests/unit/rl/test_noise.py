@@ -5,10 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.support.batches import policy_input
 from tests.support.naming import naming
 from tidemill.errors import ConfigError
 from tidemill.rl.action_noise import ActionNoise, NoiseConfig, OrnsteinUhlenbeck
+from tidemill.rl.agents.build import build_policy
+from tidemill.rl.agents.interface import SplitPolicy
 from tidemill.rl.exploration import ActorSlot
+from tidemill.rl.settings.deterministic import TD3Config
+from tidemill.rl.settings.registry import AgentConfig
+from tidemill.rl.settings.soft_actor_critic import SACConfig
+from tidemill.types import EnvSpec
 
 N = 4_000
 ZEROS = np.zeros((N, 2), np.float32)
@@ -54,6 +61,34 @@ def test_ou_starts_from_zero_where_an_episode_begins() -> None:
     assert np.corrcoef(before[is_first, 0], after[is_first, 0])[0, 1] == pytest.approx(0.0, abs=0.06)
     assert after[~is_first].std() == pytest.approx(np.sqrt(0.04 / (1 - 0.85**2)), rel=0.06)
     assert np.corrcoef(before[~is_first, 0], after[~is_first, 0])[0, 1] == pytest.approx(0.85, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TD3Config(hidden_sizes=(8,), start_steps=0, noise=NoiseConfig("ou", theta=0.01)),
+        TD3Config(hidden_sizes=(8,), start_steps=0, noise=NoiseConfig(hold_probability=1.0, hold_steps=1_000)),
+        SACConfig(hidden_sizes=(8,), start_steps=0, hold_probability=1.0, hold_steps=1_000),
+        SACConfig(hidden_sizes=(8,), start_steps=0, noise_correlation=0.99),
+    ],
+    ids=["ou", "hold", "sac-hold", "sac-noise"],
+)
+def test_exploration_ends_with_its_episode_also_if_the_first_action_of_the_next_was_taken(config: AgentConfig) -> None:
+    """Where an episode begins with an action of somebody else's, what is chosen next has nothing of what was before."""
+    policy = build_policy(config, EnvSpec((3,), "float32", action_shape=(2,)), seed=0)
+    assert isinstance(policy, SplitPolicy)
+    observation, begins = np.zeros((N, 3), np.float32), np.arange(N) < N // 2
+
+    def explored(is_first: np.ndarray | None = None, taken: np.ndarray | None = None) -> np.ndarray:
+        seen = policy_input(observation, is_first)
+        return policy.choose(seen, policy.forward(seen), 1, taken).action
+
+    for _ in range(40):
+        before = explored()
+    np.testing.assert_array_equal(explored(begins, ZEROS), ZEROS)
+    after = explored()
+    assert np.corrcoef(before[begins, 0], after[begins, 0])[0, 1] == pytest.approx(0.0, abs=0.1)
+    assert np.corrcoef(before[~begins, 0], after[~begins, 0])[0, 1] > 0.6
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "ou"])

@@ -251,13 +251,12 @@ class DeterministicPolicy:
         taken: Array | None = None,
     ) -> PolicyOutput:
         """Return uniform actions for the first `start_steps`, then the actor's with noise; see `act`."""
-        if taken is not None:
-            flat_action = taken.reshape(len(policy_input), -1)
-        elif env_steps < self._start_steps:
+        if env_steps < self._start_steps:
             flat_action = self._noise.uniform((len(policy_input), math.prod(self._action_shape)))
         else:
             flat_action = self._noise.add_noise(output["action"].cpu().numpy(), policy_input.is_first)
-        action, extras = self._shaped(flat_action), dict[str, Array](self._rewards.extras(policy_input))
+        action = self._shaped(flat_action) if taken is None else taken
+        extras = dict[str, Array](self._rewards.extras(policy_input))
         if self._critic is None:
             return PolicyOutput(action, recurrent_state=remembered(output), extras=extras)
         # not by the names of stored columns, which have single observations

@@ -234,7 +234,7 @@ class SplitPolicy(Protocol):
             output: What `forward` returned.
             env_steps: Agent decisions of the whole cluster so far.
             taken: Actions that were taken by somebody else, [N, *action_shape]: they are what is "chosen", and
-                `priority_inputs` are theirs.
+                `priority_inputs` are theirs. What is kept from one step to the next changes as if none were given.
         """
 
 

@@ -329,20 +329,23 @@ class SACPolicy:
     ) -> PolicyOutput:
         """Return uniform actions for the first `start_steps`, then samples; see `act`."""
         recurrent_state, extras = remembered(output), dict[str, Array](self._rewards.extras(policy_input))
-        if taken is not None:
-            return PolicyOutput(taken, recurrent_state=recurrent_state, extras=extras)
         shape = (len(policy_input), *self._action_shape)
         if env_steps < self._config.start_steps:
             action = self._rng.uniform(-1.0, 1.0, shape).astype(np.float32)
-            return PolicyOutput(action, recurrent_state=recurrent_state, extras=extras)
-        mean, log_std = split(output["head"])
-        noise = self._next_noise(mean.shape, policy_input.is_first)
-        quiet = self._slot.first_of(self._config.greedy_fraction, len(policy_input))
+        else:
+            action = self._explored(output["head"], policy_input.is_first).reshape(shape)
+        return PolicyOutput(action if taken is None else taken, recurrent_state=recurrent_state, extras=extras)
+
+    def _explored(self, head: Tensor, is_first: NDArray[np.bool_]) -> NDArray[np.float32]:
+        """Return samples, [N, A], and the random actions that environments hold."""
+        mean, log_std = split(head)
+        noise = self._next_noise(mean.shape, is_first)
+        quiet = self._slot.first_of(self._config.greedy_fraction, len(mean))
         noise[:quiet] = 0.0
-        action = torch.tanh(torch.addcmul(mean, log_std.exp(), noise)).cpu().numpy()
+        action: NDArray[np.float32] = torch.tanh(torch.addcmul(mean, log_std.exp(), noise)).cpu().numpy()
         if self._config.hold_probability:
-            action = self._held.replace(action, np.arange(len(action)) >= quiet, policy_input.is_first)
-        return PolicyOutput(action.reshape(shape), recurrent_state=recurrent_state, extras=extras)
+            action = self._held.replace(action, np.arange(len(action)) >= quiet, is_first)
+        return action
 
     def _next_noise(self, shape: torch.Size, is_first: NDArray[np.bool_]) -> Tensor:
         """Return standard normal noise [N, A], a first-order autoregressive process in each episode."""
