@@ -89,7 +89,7 @@ def stored_action(space: gymnasium.Space[Any], taken: NDArray[Any]) -> NDArray[A
     """Return actions that environments took, [N, ...], as they are stored: what `action_adapter` converts to them.
 
     Raises:
-        InvalidArgument: A number is not finite, or a choice is not of the space.
+        InvalidArgument: A number is not finite, or a choice is not whole or not of the space.
         ConfigError: No agent can act in the space.
     """
     adapter = action_adapter(space)
@@ -99,7 +99,11 @@ def stored_action(space: gymnasium.Space[Any], taken: NDArray[Any]) -> NDArray[A
         scaled = np.divide(taken - (high + low) / 2, half, out=np.zeros(taken.shape), where=half > 0)
         action = np.clip(scaled, -1, 1).astype(np.float32)
     else:
-        action = taken.astype(np.int64) - getattr(space, "start", 0)
+        with np.errstate(invalid="ignore"):  # of what is not finite
+            whole = taken.astype(np.int64)
+        if (fractions := taken[whole != taken]).size:
+            raise InvalidArgument(f"an action has {fractions[0]}, allowed: whole numbers, since the space is {space}")
+        action = whole - getattr(space, "start", 0)
     action = action.reshape(len(taken), *adapter.shape)
     adapter.convert(action)
     return action

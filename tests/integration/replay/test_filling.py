@@ -163,6 +163,20 @@ def test_minari_episode_without_an_end_is_cut_at_its_last_step() -> None:
         observations=np.zeros((3, 1)), actions=np.zeros(2), rewards=np.ones(2), terminations=no, truncations=no
     )
     columns = EnvColumns(spaces.Box(0, 1, (1,)), spaces.Discrete(2), "env")
-    rows = [row for row, _ in minari._rows(episode, columns)]
+    rows = [row for row, _ in minari._rows(episode, columns, "walks-v0")]
     assert [bool(row["truncated"]) for row in rows] == [False, True, False]
     assert not any(row["terminated"] for row in rows)
+
+
+@pytest.mark.parametrize("number", [1.5, -0.25, np.nan, np.inf])
+@pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.MultiDiscrete([3, 3]), spaces.MultiBinary(2)])
+def test_minari_action_that_is_no_choice_is_refused_with_its_dataset(space: spaces.Space[Any], number: float) -> None:
+    """Of choices that are stored as floats, whole ones are taken; the first other one is named."""
+    actions = np.ones((2, *(space.shape or ())))
+    observations = np.zeros((3, 1))
+    columns = EnvColumns(spaces.Box(0, 1, (1,)), space, "run")
+    assert (columns.actions(actions)["action"] == 1).all()
+    actions[1] = number
+    episode = SimpleNamespace(id=7, observations=observations, actions=actions, rewards=np.ones(2))
+    with pytest.raises(InvalidArgument, match=naming("7 'walks-v0'", number)):
+        next(minari._rows(episode, columns, "walks-v0"))

@@ -175,7 +175,7 @@ def import_minari(
     dataset = minari.load_dataset(dataset_id)
     steps, episodes = int(dataset.total_steps), int(dataset.total_episodes)
     columns = EnvColumns(dataset.observation_space, dataset.action_space, form)
-    rows = (row for episode in dataset.iterate_episodes() for row in _rows(episode, columns))
+    rows = (row for episode in dataset.iterate_episodes() for row in _rows(episode, columns, dataset_id))
     fill_table(
         address,
         table,
@@ -215,10 +215,17 @@ class _Counted:
             )
 
 
-def _rows(episode: Any, columns: EnvColumns) -> Iterator[tuple[dict[str, Any], bool]]:  # noqa: ANN401 - Minari's
+def _rows(
+    episode: Any,  # noqa: ANN401 - Minari's
+    columns: EnvColumns,
+    dataset_id: str,
+) -> Iterator[tuple[dict[str, Any], bool]]:
     """Yield the rows of an episode of Minari, and whether each is the last."""
     count = len(episode.rewards)
-    observations, actions = columns.observations(episode.observations), columns.actions(episode.actions)
+    try:
+        observations, actions = columns.observations(episode.observations), columns.actions(episode.actions)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"episode {episode.id} of the dataset {dataset_id!r}: {error}") from error
     for i in range(count + 1):
         at = min(i, count - 1)
         is_cut = i == count - 1 and not episode.terminations[at]  # items continue behind it, returns must not
