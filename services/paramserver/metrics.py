@@ -45,7 +45,9 @@ class Metrics:
             self.fetched_bytes.labels(precision.value)
         self.watchers = Gauge(f"{_PREFIX}_watchers", "Watch calls open.", registry=registry)
         self.fetches = Gauge(f"{_PREFIX}_fetches", "Fetch calls open, also waiting ones.", registry=registry)
-        self.unread_fetches = counter("unread_fetches_total", "Fetches ended because nothing of them was read.")
+        self.unread_fetches = counter(
+            "unread_fetches_total", "Fetches ended because less than a piece of 256 KiB of them was read in 30 s."
+        )
         self.corrupt_versions = counter("corrupt_versions_total", "Times stored bytes were found corrupt.")
         self.stale_publishes = counter(
             "stale_publishes_total", "Publishes refused because their version is not the next one."

@@ -46,13 +46,15 @@ FETCH_SLOT_TIMEOUT_S = 30.0
 """Longest wait of a fetch for memory, in seconds."""
 
 UNREAD_S = 30.0
-"""How long a fetch that is being sent may be left unread, in seconds."""
+"""Time in which the caller of a fetch must read a piece of it, in seconds."""
 
 _MOST_UNREAD = 16
 """Fetches that one address may leave unread and open, before it is refused others."""
 
 _PIECE_BYTES = MAX_PIECE_BYTES // 4
 """Bytes in one message of a fetch: smaller ones cost more time to send, larger ones more memory."""
+
+_PIECE = f"a piece of {_PIECE_BYTES // 1024} KiB"
 
 FETCH_BYTES = 5 * _PIECE_BYTES
 """Memory of one fetch that is being sent, its connection included, in bytes; measured with readers that do not read."""
@@ -86,7 +88,7 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
             max_fetch_bytes: Half of it is for what is on its way to readers, and so bounds how many there are at a
                 time; the other half is the store's.
             fetch_timeout_s: Longest wait of a fetch for that memory, in seconds.
-            unread_s: How long a fetch may hold that memory while nothing of it is read, in seconds.
+            unread_s: How long a fetch may hold that memory while less than a piece of it is read, in seconds.
         """
         self._max_fetches = max(max_fetch_bytes // 2 // FETCH_BYTES, 1)
         self._fetch_slots = asyncio.Semaphore(self._max_fetches)
@@ -183,8 +185,8 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
         caller = caller_of(context.peer())
         if (count := sum(each == caller for each in self._unread.values())) >= _MOST_UNREAD:
             raise Unavailable(
-                f"{count} fetches from {caller} are open that nothing was read of for {self._unread_s:g} s; end them "
-                "and fetch again",
+                f"{count} fetches from {caller} are open of which less than {_PIECE} was read in {self._unread_s:g} s; "
+                "end them and fetch again",
                 reason=Reason.BUSY,
             )
 
@@ -243,14 +245,15 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
     def _end_unread(self, context: Context, task: asyncio.Task[Any]) -> None:
         refusal, caller = asyncio.create_task(self._refuse(context)), caller_of(context.peer())
         self._metrics.unread_fetches.inc()
-        _log.warning("fetch ended, as nothing of it was read", caller=caller, limit_s=self._unread_s)
+        _log.warning(f"fetch ended: less than {_PIECE} was read in time", caller=caller, limit_s=self._unread_s)
         self._unread[refusal] = caller
         refusal.add_done_callback(self._unread.pop)
         task.cancel()
 
     async def _refuse(self, context: Context) -> None:
         error = Unavailable(
-            f"nothing of this fetch was read for {self._unread_s:g} s; fetch again", reason=Reason.CALLER_SILENT
+            f"less than {_PIECE} of this fetch was read in {self._unread_s:g} s; fetch again",
+            reason=Reason.CALLER_SILENT,
         )
         with contextlib.suppress(Exception):  # abort raises in any case
             await context.abort(to_status(error), str(error), trailers(error))

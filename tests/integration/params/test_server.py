@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+import re
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -277,7 +278,7 @@ def test_fetch_that_is_not_read_ends(tmp_path: Path) -> None:
         params = client.fetch()
         assert params is not None
         assert params.blob == blob
-        said = naming(f"read {unread_s:g} s")
+        said = naming(f"256 KiB read {unread_s:g} s")
         with pytest.raises(Unavailable, match=said, check=because(Reason.CALLER_SILENT)), translated():
             list(unread)
         assert server.metric("unread_fetches_total") == 1
@@ -293,6 +294,7 @@ def test_address_that_leaves_fetches_unread_is_refused_others(tmp_path: Path) ->
         publish(client, LARGE * 4)
         stub = params_pb2_grpc.ParamServiceStub(channel)
         unread = [stub.Fetch(pb.FetchRequest(tag="latest")) for _ in range(16)]
+        refusal = naming("16 fetches from 127.0.0.1 256 KiB 0.2 s")
 
         def fetched() -> Params | str | None:
             try:
@@ -302,7 +304,7 @@ def test_address_that_leaves_fetches_unread_is_refused_others(tmp_path: Path) ->
                     raise
                 return str(error)
 
-        wait_until(lambda: isinstance(said := fetched(), str) and "16 fetches from 127.0.0.1" in said, "the refusal")
+        wait_until(lambda: isinstance(said := fetched(), str) and re.search(refusal, said), "the refusal")
         for call in unread:
             call.cancel()
         wait_until(lambda: isinstance(fetched(), Params), "the end of the refusal")

@@ -61,7 +61,7 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     REASON_CALL_REPLACED: _Reason.ValueType  # 15
     """UNAVAILABLE, Append and Play: a newer call continues the epoch or the episode."""
     REASON_CALLER_SILENT: _Reason.ValueType  # 16
-    """UNAVAILABLE: the caller sent nothing for too long, or read nothing of a fetch. Call again."""
+    """UNAVAILABLE: the caller sent nothing for too long, or read less than a piece of a fetch in time. Call again."""
     REASON_BUSY: _Reason.ValueType  # 17
     """UNAVAILABLE, Fetch and SaveCheckpoint: other work kept the service from this call until its deadline. Call again."""
     REASON_VERSION_REMOVED: _Reason.ValueType  # 18
@@ -135,7 +135,7 @@ REASON_STOPPING: Reason.ValueType  # 14
 REASON_CALL_REPLACED: Reason.ValueType  # 15
 """UNAVAILABLE, Append and Play: a newer call continues the epoch or the episode."""
 REASON_CALLER_SILENT: Reason.ValueType  # 16
-"""UNAVAILABLE: the caller sent nothing for too long, or read nothing of a fetch. Call again."""
+"""UNAVAILABLE: the caller sent nothing for too long, or read less than a piece of a fetch in time. Call again."""
 REASON_BUSY: Reason.ValueType  # 17
 """UNAVAILABLE, Fetch and SaveCheckpoint: other work kept the service from this call until its deadline. Call again."""
 REASON_VERSION_REMOVED: Reason.ValueType  # 18
