@@ -20,6 +20,13 @@ class _LaterConfig(DQNConfig):
     further: int = 3
 
 
+@dataclass(frozen=True)
+class _OtherDefault(DQNConfig):
+    """The settings of a version with another default."""
+
+    n_step: int = DQNConfig().n_step + 1
+
+
 _FIELDS = [each.name for each in fields(DQNConfig) if each.init]
 
 
@@ -34,12 +41,25 @@ def _later(config: RunConfig, further: int) -> RunConfig:
     return replace(config, agent=_LaterConfig(**settings, further=further))
 
 
+def _with_other_default(config: RunConfig, **n_step: int) -> RunConfig:
+    settings = {name: getattr(config.agent, name) for name in _FIELDS if name != "n_step"} | n_step
+    return replace(config, agent=_OtherDefault(**settings))
+
+
 def test_mark_of_a_divergence_is_found_by_a_version_with_more_settings() -> None:
     """An upgrade does not train again what has diverged, unless the run gives the new setting a value."""
     config = _config()
     assert diverged_tag(_later(config, 3)) == diverged_tag(config)
     assert diverged_tag(_later(config, 4)) != diverged_tag(config)
     assert training_settings(_later(config, 3))["agent.further"] == 3
+
+
+@pytest.mark.parametrize("n_step", [DQNConfig().n_step, _OtherDefault().n_step])
+def test_mark_of_a_divergence_is_lost_by_another_default_where_a_run_names_its_value(n_step: int) -> None:
+    """The old default or the new one; a run that leaves it out keeps its mark (docs/releasing.md)."""
+    named = _config(agent={"n_step": n_step})
+    assert diverged_tag(_with_other_default(named, n_step=n_step)) != diverged_tag(named)
+    assert diverged_tag(_with_other_default(_config())) == diverged_tag(_config())
 
 
 def test_mark_of_a_divergence_does_not_hold_for_new_defaults_of_a_user_s_algorithm() -> None:
