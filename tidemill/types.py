@@ -12,6 +12,11 @@ import numpy as np
 
 from tidemill.errors import InvalidArgument
 
+DTYPES = frozenset(
+    ("bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")
+)
+"""NumPy dtypes a column may have."""
+
 
 class Codec(enum.Enum):
     """Encoding of a column of a chunk."""
@@ -217,17 +222,26 @@ class EnvSpec:
         return "int64" if self.action_options else "float32"
 
 
+_LEAST = {"num_actions": 0, "starts": -math.inf}
+"""Least numbers of fields that may have less than 1."""
+
+
 def _check_kinds(*described: EnvSpec | ObservationPart | PartSpace) -> None:
-    """Raise TypeError for a field that has another type than its annotation says."""
+    """Raise TypeError for a field that has another type than its annotation says, or that no column has."""
     for each in described:
         for name, kind in get_type_hints(type(each)).items():
-            value = getattr(each, name)
-            if kind == tuple[int, ...]:
-                is_right = type(value) is tuple and all(type(number) is int for number in value)
-            else:
-                is_right = kind not in (bool, int, str) or type(value) is kind
-            if not is_right:
+            if not _fits(name, kind, value := getattr(each, name)):
                 raise TypeError(f"{name} is {value!r}")
+
+
+def _fits(name: str, kind: Any, value: Any) -> bool:  # noqa: ANN401 - what JSON has
+    if kind == tuple[int, ...]:
+        return type(value) is tuple and all(_fits(name, int, number) for number in value)
+    if kind is int:
+        return type(value) is int and value >= _LEAST.get(name, 1)
+    if name.endswith("dtype"):
+        return type(value) is str and value in DTYPES
+    return kind not in (bool, str) or type(value) is kind
 
 
 ACTION_MASK = "action_mask"

@@ -12,12 +12,7 @@ import numpy as np
 
 from tidemill.errors import InvalidArgument
 from tidemill.replay.argument_types import check_integer, check_range, check_type
-from tidemill.types import ColumnSpec, Signature
-
-DTYPES = frozenset(
-    ("bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")
-)
-"""NumPy dtypes a column may have."""
+from tidemill.types import DTYPES, ColumnSpec, Signature
 
 MAX_ITEMS = 2**31 - 1
 MAX_ITEM_STEPS = 2**16 - 1

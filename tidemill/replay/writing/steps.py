@@ -14,9 +14,9 @@ import numpy as np
 
 from tidemill.arrays import Array
 from tidemill.errors import InvalidArgument
-from tidemill.replay.table_config import DTYPES, check_signature
+from tidemill.replay.table_config import check_signature
 from tidemill.settings.check import nearest
-from tidemill.types import Codec, ColumnSpec, Signature
+from tidemill.types import DTYPES, Codec, ColumnSpec, Signature
 
 SEPARATOR = "__"
 LENGTH = "len"
