@@ -160,6 +160,8 @@ def read_log(folder: LogFolder, mark: bytes, newest: NewestSegment | None, snaps
         may_be_empty = is_last and is_there(folder.segment(number)) and not records.frames
         if may_be_empty and number == noted and synced <= contents.chain.sequence:
             records.cut = contents.chain.sequence + 1  # the power failed before any of it was on the disk
+        elif is_last and not records.cut and is_there(folder.segment(number)):
+            records.cut = _find_hole(contents, records, copies, synced, folder.copies(number))
         if is_torn := records.cut > 0:
             _cut_copies(contents, copies, folder.copies(number), records.cut)
         if records.frames or copies.frames:
@@ -250,6 +252,22 @@ def _cut_torn(contents: LogContents, data: memoryview, found: Scan, path: Path, 
             del found.frames[place:]
             return
         expected = frame.sequence + 1
+
+
+def _find_hole(contents: LogContents, records: Scan, copies: Scan, synced: int, path: Path) -> int:
+    """Return the first record of the last segment of which there is not even a copy, but a later one's; 0 for none.
+
+    Only one that was not synced, as in `_cut_torn`: of copies, too, the disk may have any after a loss of power.
+    """
+    synced = max([synced, *(frame.synced for frame in records.frames)])
+    expected = max([contents.chain.sequence, *(frame.sequence for frame in records.frames)]) + 1
+    for frame in copies.frames:
+        if frame.sequence > expected > synced:
+            what = f"record {expected} is missing, and what follows was not synced: it is cut"
+            contents.corruption.add(f"{path.name}: {what}")
+            return expected
+        expected = max(expected, frame.sequence + 1)
+    return 0
 
 
 def _cut_copies(contents: LogContents, copies: Scan, path: Path, sequence: int) -> None:
