@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import socket
@@ -218,7 +219,7 @@ class Learner:
         self._progress.on_update = callbacks.on_update
         timeout_s = self._config.learner.ranks_timeout_s
         group = stack.enter_context(joined_group(self._rank, learning.device, timeout_s))
-        learning = joined(learning, group)
+        join(learning, group)
         checkpointer, publisher, rollback = self._start_outputs(learning, group, directory, stack)
         outputs = TrainerOutputs(None, publisher, checkpointer, group, callbacks.on_publish, threads=learning.threads)
         feed = self._pace.open(learning, outputs, directory, stack)
@@ -463,22 +464,24 @@ def publish_least_s(config: LearnerConfig, device: torch.device) -> float:
     return 0.0 if device.type != "cuda" or is_on_policy else PUBLISH_LEAST_S
 
 
-def joined(learning: Learning, group: LearnerGroup) -> Learning:
-    """Return the agent as one of the ranks', which record updates as CUDA graphs if each of them can record its own.
+def join(learning: Learning, group: LearnerGroup) -> None:
+    """Make the agent one of the ranks', which record updates as CUDA graphs if each of them can record its own.
 
     The others would wait for a rank that cannot. Their step sizes are rounded to float32 where they fall, and those of
     that rank are not, so that the parameters of the ranks would part.
 
     Args:
-        learning: The agent as this rank would train it alone.
+        learning: The agent as this rank would train it alone. One that is replaced is gone before the next is made.
         group: The ranks; every one of them calls this.
     """
     vote = StepVote(stop=False, pause=False, lacks_batch=learning.eager is None, largest_weight=0.0)
     if group.all_agree(vote).lacks_batch and learning.eager is not None:
         _log.warning("another learner cannot record updates as CUDA graphs; running them without here, too")
-        learning = replace(learning, agent=learning.eager(), eager=None)
+        make, learning.eager = learning.eager, None
+        del learning.agent
+        gc.collect()  # an agent that records holds itself
+        learning.agent = make()
     learning.agent.set_process_group(group)
-    return learning
 
 
 def learning_agent(config: LearnerConfig, spec: EnvSpec, device: torch.device, batch_size: int) -> Agent:

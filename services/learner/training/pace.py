@@ -32,9 +32,11 @@ from tidemill.services.learner.training.trainer import BatchSource, TrainerOutpu
 from tidemill.types import EnvSpec, Signature
 
 
-@dataclass(frozen=True)
+@dataclass
 class Learning:
     """A learning agent and the table it learns from.
+
+    The agent is replaced in place: whoever holds this does not keep the memory of the one before.
 
     Attributes:
         agent: Owns the networks.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from unittest.mock import Mock
 
 import numpy as np
@@ -22,15 +24,16 @@ from tidemill.config.run import RunSettings
 from tidemill.config.sections import LearnerConfig
 from tidemill.config.services import LearnerSettings
 from tidemill.config.sources import SourceSettings
+from tidemill.envs.make import spec_of
 from tidemill.errors import ConfigError, Unavailable
-from tidemill.rl.agents.interface import Update
+from tidemill.rl.agents.interface import Agent, Update
 from tidemill.rl.process_group import SINGLE_PROCESS, draw_normal, draw_uniform
 from tidemill.rl.settings.on_policy import PPOConfig
 from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.services.learner.data.decoder import Batch
 from tidemill.services.learner.data.device import DeviceBacklog, resolve_device
 from tidemill.services.learner.distributed.learner_group import RankInfo, SingleLearner, StepVote, joined_group
-from tidemill.services.learner.learner import Learner, joined
+from tidemill.services.learner.learner import Learner, join, learning_agent
 from tidemill.services.learner.status.control import Control
 from tidemill.services.learner.status.counters import Counters
 from tidemill.services.learner.status.divergence import Diverged
@@ -265,17 +268,35 @@ def test_updates_are_recorded_by_all_ranks_or_by_none() -> None:
     """A rank that could record its own makes its agent without if another one cannot, and says so."""
     recorded, eager = FakeAgent(), FakeAgent()
     learning = Learning(recorded, Mock(), torch.device("cpu"), Mock(), eager=lambda: eager)
+    cannot, ranks = replace(learning, eager=None), _Others(_NOTHING)
     with capture_logs() as logs:
-        assert joined(learning, _Others(_NOTHING)) is learning
-        assert joined(learning, SingleLearner()) is learning
-        cannot = replace(learning, eager=None)
-        assert joined(cannot, ranks := _Others(_NOTHING)) is cannot
+        join(learning, _Others(_NOTHING))
+        join(learning, SingleLearner())
+        join(cannot, ranks)
+    assert learning.agent is cannot.agent is recorded
     assert (logs, ranks.heard[0].lacks_batch) == ([], True)
     with capture_logs() as logs:
-        assert joined(learning, _Others(_LACKS)).agent is eager
+        join(learning, _Others(_LACKS))
+    assert learning.agent is eager
     assert [line["event"] for line in logs] == [
         "another learner cannot record updates as CUDA graphs; running them without here, too"
     ]
+
+
+def test_agent_that_records_is_gone_before_the_one_without_is_made() -> None:
+    """A GPU may not have room for both, nor for the first one's memory while the second trains."""
+    config = from_document(LearnerConfig, {"env": {"id": "CartPole-v1"}, "agent": {"algorithm": "dqn"}})
+    make = partial(learning_agent, config, spec_of(config.env), torch.device("cpu"), 32)
+    learning = Learning(make(), Mock(), torch.device("cpu"), Mock())
+    recorded = weakref.ref(learning.agent)
+
+    def eager() -> Agent:
+        assert recorded() is None
+        return make()
+
+    learning.eager = eager
+    join(learning, _Others(_LACKS))
+    assert learning.agent is not None
 
 
 def test_place_is_what_torchrun_says() -> None:
