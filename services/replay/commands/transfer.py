@@ -57,9 +57,13 @@ def import_(arguments: Sequence[str]) -> int:
     report = import_table(
         options.address, options.folder, table=options.table, timeout_s=options.timeout_s, append=options.append
     )
-    there = "" if report.table_items is None else f"; the table has {report.table_items:,} items now"
-    print(f"imported {described(report)} from {options.folder}{there}")
+    print(f"imported {described(report)} from {options.folder}{_held(report)}")
     return 0
+
+
+def _held(report: TransferReport) -> str:
+    """Return the size of the table after an import, in words: less than was sent if the memory is full."""
+    return "" if report.table_items is None else f"; the table has {report.table_items:,} items now"
 
 
 def described(report: TransferReport) -> str:
@@ -253,5 +257,5 @@ def copy(arguments: Sequence[str]) -> int:
         timeout_s=options.timeout_s,
     )
     for report in reports:
-        print(f"copied {described(report)}")
+        print(f"copied {described(report)}{_held(report)}")
     return 0

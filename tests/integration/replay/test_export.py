@@ -144,7 +144,9 @@ def test_copy_takes_times(dated: LocalServer, tmp_path: Path, capsys: pytest.Cap
     since, until = (datetime.fromtimestamp(time_s).isoformat() for time_s in (1010, 1030))
     with local_server() as target:
         assert main(["copy", dated.address, target.address, "--since", since, "--until", until]) == 0
-        assert "copied 8 items of t" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert "copied 8 items of t" in said
+        assert "the table has 8 items now" in said
         export_table(target.address, "t", tmp_path / "copied")
     assert steps_of(tmp_path / "copied") == list(range(4, 12))
     with ReplayClient(dated.address) as client:

@@ -14,9 +14,9 @@ from gymnasium import spaces
 
 from tests.support.naming import naming
 from tests.support.proxy import Proxy
-from tests.support.replay_service import LocalServer, lose_answer_of_creation
+from tests.support.replay_service import LocalServer, local_server, lose_answer_of_creation
 from tests.support.waiting import WAIT_S
-from tidemill.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
+from tidemill.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from tidemill.replay import ReplayClient
 from tidemill.replay.codec import window_index
 from tidemill.replay.transfer import minari
@@ -48,6 +48,26 @@ def test_dataset_that_breaks_off_leaves_no_table(server: LocalServer) -> None:
             client.describe_table("data")
         fill(_rows(2, 3))
         assert client.describe_table("data").items == 6
+
+
+@pytest.mark.parametrize(
+    "stored_limit, steps, says", [(20_000, 2000, "--folder max_memory_mib"), (0, 1000, "1,000 2,000")]
+)
+def test_table_that_lost_its_first_items_is_removed(stored_limit: int, steps: int, says: str) -> None:
+    """A learner would train on the last episodes alone: the memory is full, or the dataset longer than it says."""
+    with local_server(stored_limit=stored_limit) as server, ReplayClient(server.address) as client:
+        with pytest.raises(ResourceExhausted, match=naming(f"{server.address} 'd' {says}")):
+            fill_table(
+                server.address,
+                "data",
+                _rows(20, 100),
+                name="d",
+                steps=steps,
+                item_steps=2,
+                sampler=None,
+                timeout_s=WAIT_S,
+            )
+        assert not client.list_tables()
 
 
 def test_items_of_one_step_have_room_for_every_row(server: LocalServer) -> None:

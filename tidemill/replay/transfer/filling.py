@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from tidemill.errors import AlreadyExists, InvalidArgument
+from tidemill.errors import AlreadyExists, InvalidArgument, ResourceExhausted
 from tidemill.replay.argument_types import check_deadline
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
+from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig, TableDescription
 from tidemill.replay.transfer.new_table import removed_on_failure
 from tidemill.replay.writing.steps import signature_like
 from tidemill.replay.writing.stream_items import ItemWindow
@@ -48,6 +48,7 @@ def fill_table(  # noqa: PLR0913 - each is a separate condition
     Raises:
         InvalidArgument: There are no rows, or one that no column can hold.
         AlreadyExists: The server has a table of that name; nothing was written.
+        ResourceExhausted: The server has no memory for all items.
         Unavailable: The server cannot be reached, or took nothing for `timeout_s`. No part of the table is left then,
             unless the message says so.
     """
@@ -74,6 +75,7 @@ def fill_table(  # noqa: PLR0913 - each is a separate condition
         with removed_on_failure(client, address, table):
             client.create_table(config)
             _write(address, config, chain([first], rows), windows, timeout_s)
+            _check_whole(address, name, client.describe_table(table))
 
 
 def _write(address: str, config: TableConfig, rows: Rows, windows: ItemWindow, timeout_s: float) -> None:
@@ -83,3 +85,16 @@ def _write(address: str, config: TableConfig, rows: Rows, windows: ItemWindow, t
         for _ in range(windows.length - 2):  # so that the last decisions, too, have whole items
             writer.append(row | {"is_first": True}, is_decision=False, timeout_s=timeout_s)
         writer.flush(timeout_s)
+
+
+def _check_whole(address: str, name: str, filled: TableDescription) -> None:
+    """Raise ResourceExhausted if a table does not have all items: for room, a server evicts the oldest silently."""
+    if filled.evictions:
+        why = (
+            f"the dataset has more than the {filled.config.max_items:,} that it says"
+            if filled.inserts > filled.config.max_items
+            else "its memory is full. Start it with --folder, which keeps the rest on disk, or raise max_memory_mib"
+        )
+        raise ResourceExhausted(
+            f"the server at {address} has kept {filled.items:,} of {filled.inserts:,} items of {name!r}: {why}"
+        )

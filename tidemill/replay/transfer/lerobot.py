@@ -85,6 +85,7 @@ def import_lerobot(  # noqa: PLR0913 - each is a separate choice
         InvalidArgument: `pyarrow` is not installed, the dataset is of another format, lacks a feature or has no step.
         NotFound: There is no such dataset.
         AlreadyExists: The server has a table of that name; nothing was written.
+        ResourceExhausted: The server has no memory for all items.
         Unavailable: The server cannot be reached, or took nothing for `timeout_s`.
     """
     dataset = _Dataset(Path(folder), observations, final_reward, action_bounds)

@@ -164,6 +164,7 @@ def import_minari(
             `form` does not go with.
         NotFound: There is no such dataset on this machine.
         AlreadyExists: The server has a table of that name; nothing was written.
+        ResourceExhausted: The server has no memory for all items.
         Unavailable: The server cannot be reached, or took nothing for `timeout_s`.
     """
     minari = _minari()
