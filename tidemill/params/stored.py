@@ -58,22 +58,21 @@ class OwnFolder:
         self._found = 0  # newest version that the folder has had
 
     def __call__(self) -> bool:
-        """True unless the folder has other versions. Versions that go back are looked for again."""
+        """True unless the folder has other versions. One that was removed is its own if an older one was found."""
         params = self._newest()
         if params is None:
             return True
-        if self._found and params.number >= self._found:
-            self._found = params.number
-            return True
-        self._found = 0
         try:
-            if _read_version(self._folder, params.number) == params.version:
-                self._found = params.number
-            return bool(self._found)
+            is_own = _read_version(self._folder, params.number) == params.version
         except NotFound:
-            return not _stored_numbers(self._folder)
+            stored = _stored_numbers(self._folder)
+            if not stored:
+                return True
+            is_own = 0 < self._found <= params.number < stored[-1]
         except (OSError, DataLoss, FatalError):
             return True
+        self._found = params.number if is_own else 0
+        return is_own
 
 
 def _number_of(folder: Path, tag: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from tidemill.config.sections import ActorConfig, InferenceConfig
 from tidemill.envs.make import spec_of
 from tidemill.params.blob import pack
 from tidemill.params.client import ParamsClient
-from tidemill.params.version import ParamsMetadata, Precision
+from tidemill.params.version import Params, ParamsMetadata, Precision
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rpc.background import BackgroundServer
@@ -100,22 +101,52 @@ def test_curves_are_left_out_where_the_folder_is_another_runs(tmp_path: Path, is
     assert {file.name for file in config.run.folder.glob("tensorboard/*")} == {Path(name).stem for name in names}
 
 
-def test_curves_end_with_their_run(tmp_path: Path) -> None:
-    """Another run is started at the addresses of a run whose actors stay: its points are not of the first one."""
+@pytest.mark.parametrize("of_other", [1, 2, 3])
+def test_curves_end_with_their_run(tmp_path: Path, of_other: int) -> None:
+    """Another run is started at the addresses of a run whose actors stay: its points are not of the first one.
+
+    However many versions it has by the next point, fewer than the first one or more.
+    """
     newest = []
-    for root, count in ((tmp_path, 2), (tmp_path / "other", 1)):
+    for root, count in ((tmp_path, 2), (tmp_path / "other", of_other)):
         with local_server(root / "run" / "params") as server, ParamsClient(server.address) as client:
             for base in range(count):
                 _publish(_config(root, server.address), server.address, base_version=base)
             newest.append(client.fetch())
-    run, followed = _config(tmp_path, "127.0.0.1:1"), newest[:1]
+    assert _points(_config(tmp_path, "127.0.0.1:1"), [newest[0], newest[0], newest[1], newest[0]]) == [0, 1, 3]
+
+
+def test_curves_continue_with_a_version_that_was_removed_meanwhile(tmp_path: Path) -> None:
+    """An actor may be behind its run. One that has found no version yet is not known to be of it."""
+    with local_server(tmp_path / "run" / "params", keep_versions=2) as server, ParamsClient(server.address) as client:
+        config = _config(tmp_path, server.address)
+
+        def published(base: int) -> Params | None:
+            _publish(config, server.address, base_version=base)
+            return client.fetch()
+
+        def followed() -> Iterator[Params | None]:
+            yield published(0)
+            removed.append(published(1))
+            assert [published(2), published(3)]
+            yield removed[0]
+
+        removed: list[Params | None] = []
+        assert _points(config, followed()) == [0, 1]
+        assert _points(config, removed) == [0, 1]
+
+
+def _points(config: ActorConfig, followed: Iterable[Params | None]) -> list[int]:
+    """Return the points of a run once another actor has followed these versions, one after the other."""
+    newest: list[Params | None] = []
     with ExitStack() as stack:
-        curves = open_curves(run, "actor-0", lambda: 0, stack, lambda: followed[-1])
+        curves = open_curves(config, "actor-0", lambda: 0, stack, lambda: newest[-1])
         assert curves is not None
-        for step, params in enumerate([newest[0], newest[0], newest[1]]):
-            followed.append(params)
+        for step, params in enumerate(followed):
+            newest.append(params)
             curves.write({"episode_return": 1.0}, step)
-    assert len((run.run.folder / "curves" / "actor-0.jsonl").read_text().splitlines()) == 2
+    file = config.run.folder / "curves" / "actor-0.jsonl"
+    return [json.loads(line)["step"] for line in file.read_text().splitlines()]
 
 
 def test_curves_are_over_the_decisions_of_all_actors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
