@@ -154,13 +154,13 @@ class Learner:
         batch_size = self._rank.local_batch_size(config)
         with gpus.retried_if_lost(config.run.folder):
             device = learner_device(config, spec, self._rank)
-        if not config.run.deterministic:  # `auto` is then nothing, so that a run is the same on every machine
-            # Before this process opens the GPU, which it may have to itself: the trial is another process.
-            chosen = with_chosen_compile(config.agent, spec, device, batch_size)
-            is_refused = chosen != config.agent and getattr(chosen, "compile", "none") == "none"
-            config = replace(config, agent=chosen)
-            if device.type == "cuda" and is_refused:  # recording may have been all that spoke for the GPU
-                device = learner_device(config, spec, self._rank)
+            if not config.run.deterministic:  # `auto` is then nothing, so that a run is the same on every machine
+                # Before this process opens the GPU, which it may have to itself: the trial is another process.
+                chosen = with_chosen_compile(config.agent, spec, device, batch_size)
+                is_refused = chosen != config.agent and getattr(chosen, "compile", "none") == "none"
+                config = replace(config, agent=chosen)
+                if device.type == "cuda" and is_refused:  # recording may have been all that spoke for the GPU
+                    device = learner_device(config, spec, self._rank)
         torch.set_num_threads(most := torch_threads(config, spec, device, self._rank))
         is_chosen = config.learner.threads < 0 and most > 1
         tries = is_chosen and getattr(config.agent, "compile", "none") == "none"  # another number compiles again

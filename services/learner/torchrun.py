@@ -39,7 +39,7 @@ from tidemill.atomic_files import write_atomically
 from tidemill.config.load import load
 from tidemill.config.run import RANK_FAILURE
 from tidemill.config.sections import LearnerConfig
-from tidemill.errors import ConfigError, FatalError, Unavailable
+from tidemill.errors import ConfigError, FatalError, GpuLost, GpuUnusable, Unavailable
 from tidemill.params.run_end import HAS_DIVERGED, IS_OVER
 from tidemill.parent import PARENT_VARIABLE
 from tidemill.process import GPU_LOST, run, signal_event
@@ -74,6 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(__doc__)  # torch's own help follows
         options = parse_args([*_options_of_one_machine(words), *words[2:]] if one_machine else words)
         config = _config_of(options)
+        with gpus.retried_if_lost(config.run.folder):
+            options.nproc_per_node = rank_count(options.nproc_per_node, least=int(one_machine))
         learner_arguments = list(options.training_script_args)
         if one_machine:
             RankInfo(0, int(options.nproc_per_node)).local_batch_size(config)
@@ -99,16 +101,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run("learner", body)
 
 
-def rank_count(wanted: str) -> int:
-    """Return the number of ranks to start: as given, or with `gpu` one per GPU, at least 1.
+def rank_count(wanted: str, *, least: int = 1) -> str:
+    """Return the number of ranks to start on this machine: as given, or with `gpu` one per GPU, at least `least`.
 
     Raises:
-        ConfigError: torch can use none of the GPUs: each rank would train on the CPU.
+        GpuUnusable: torch can use none of the GPUs: each rank would train on the CPU. Or there is none, with `least` 0.
     """
-    if wanted == "gpu":
-        gpus.check_usable("one learner for each GPU is wanted", "give their number and --learner.device cpu")
-        return max(gpus.count(), 1)
-    return int(wanted)
+    if wanted != "gpu":
+        return wanted
+    what, instead = "one learner for each GPU is wanted", "give their number and --learner.device cpu"
+    gpus.check_usable(what, instead)
+    if (count := max(gpus.count(), least)) == 0:
+        raise GpuUnusable(f"{what}, but torch finds no GPU here; {instead}")
+    return str(count)
 
 
 def _options_of_one_machine(words: Sequence[str]) -> list[str]:
@@ -118,8 +123,8 @@ def _options_of_one_machine(words: Sequence[str]) -> list[str]:
             f"the command line begins with {' '.join(words[:2])!r}, allowed: the numbers of learners (or gpu) and "
             "restarts, as in `4 3 --config FILE`, or torchrun's own options"
         )
-    ranks = f"--nproc-per-node={rank_count(wanted)}"
-    return [f"--rdzv-backend={BACKEND}", "--local-addr=127.0.0.1", ranks, f"--max-restarts={restarts}", "-m", _LEARNER]
+    ranks = (f"--nproc-per-node={wanted}", f"--max-restarts={restarts}")
+    return [f"--rdzv-backend={BACKEND}", "--local-addr=127.0.0.1", *ranks, "-m", _LEARNER]
 
 
 def _config_of(options: argparse.Namespace) -> LearnerConfig:
@@ -166,7 +171,7 @@ def run_agent(options: argparse.Namespace, words: list[str], environ: dict[str, 
         if refused:
             raise ConfigError(f"rank {min(refused)} refused its settings") from error
         if lost := [place for place, each in error.failures.items() if each.exitcode == GPU_LOST]:
-            raise FatalError(f"rank {min(lost)} has lost its GPU; see its log") from error
+            raise GpuLost(f"rank {min(lost)} has lost its GPU; see its log") from error
         raise FatalError(
             f"rank {rank} ended with exit code {failure.exitcode} and there are no restarts left; see its log"
         ) from error

@@ -18,6 +18,7 @@ from tests.support.batches import DISTINCT_CASES
 from tests.support.forked_service import fork_service
 from tests.support.launched import ROOT
 from tests.support.params_service import free_address, free_port
+from tidemill.process import GPU_LOST
 from tidemill.programs.fork_client import ForkedPopen
 from tidemill.programs.fork_server import Order
 from tidemill.services.learner.distributed.learner_group import SingleLearner
@@ -81,7 +82,9 @@ def test_every_agent_learns_from_shares_what_it_learns_from_the_whole(tmp_path: 
             assert torch.allclose(first[name].float(), tensor.float(), rtol=1e-3, atol=2e-5), name
 
 
-@pytest.mark.parametrize("device, code, why", [("cuda:99", 2, "refused its settings"), ("cuda", 1, "has lost its GPU")])
+@pytest.mark.parametrize(
+    "device, code, why", [("cuda:99", 2, "refused its settings"), ("cuda", GPU_LOST, "has lost its GPU")]
+)
 def test_ranks_that_refuse_their_settings_or_have_lost_their_gpu_are_not_started_again(
     device: str, code: int, why: str, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ import re
 import signal
 import weakref
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -23,6 +24,7 @@ from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
 from tests.support.naming import naming
 from tidemill.errors import ConfigError, FatalError
+from tidemill.process import GPU_LOST
 from tidemill.services.learner import torchrun
 from tidemill.services.learner.torchrun import check_saved, rank_count, run_agent
 
@@ -33,8 +35,8 @@ def test_one_learner_is_started_on_each_gpu(monkeypatch: pytest.MonkeyPatch, gpu
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
-    assert rank_count("gpu") == ranks
-    assert rank_count("3") == 3
+    assert rank_count("gpu") == str(ranks)
+    assert rank_count("3") == "3"
 
 
 def test_one_learner_is_started_on_slices_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,9 +45,9 @@ def test_one_learner_is_started_on_slices_of_gpus(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "device_count", lambda: cards[-1])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "init", lambda: cards.append(1))
-    assert rank_count("3") == 3
+    assert rank_count("3") == "3"
     assert cards == [8]
-    assert rank_count("gpu") == 1
+    assert rank_count("gpu") == "1"
 
 
 def test_driver_that_is_too_old_starts_no_learner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +56,30 @@ def test_driver_that_is_too_old_starts_no_learner(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=naming("none 8 GPUs --learner.device cpu")):
         rank_count("gpu")
-    assert rank_count("2") == 2
+    assert rank_count("2") == "2"
+
+
+_SEVERAL = ("--nnodes=2", "--nproc-per-node=gpu", "-m", "tidemill.services.learner")
+
+
+@pytest.mark.parametrize("words, listed", [(("gpu", "3"), 8), (_SEVERAL, 8), (_SEVERAL, 0)], ids=str)
+def test_run_that_has_trained_is_tried_again_when_its_gpus_cannot_be_counted(
+    words: tuple[str, ...],
+    listed: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """They are lost, and may return; a new run asks for what was never there. One machine alone trains without any."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: listed)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    words = (*words, "--env.id", "CartPole-v1", "--run.root", str(tmp_path), "--run.name", "lost")
+    assert torchrun.main(words) == 2
+    (tmp_path / "lost/checkpoints").mkdir(parents=True)
+    assert torchrun.main(words) == GPU_LOST
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == second
+    assert re.search(naming("none 8 GPUs" if listed else "no GPU"), first)
 
 
 def test_rendezvous_outlives_ranks_that_were_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
