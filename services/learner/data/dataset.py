@@ -24,7 +24,13 @@ from tidemill.rl.agents.interface import Agent
 from tidemill.rl.settings.registry import ALGORITHMS
 from tidemill.services.learner.data.decoder import ToDevice, decoded_later
 from tidemill.services.learner.data.sampling import LearnerRows, mirror_device
-from tidemill.services.learner.data.sources import Mixture, joined_columns, refusing_actions, refusing_undecided
+from tidemill.services.learner.data.sources import (
+    Mixture,
+    clipping_rewards,
+    joined_columns,
+    refusing_actions,
+    refusing_undecided,
+)
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo
 from tidemill.services.learner.status.counters import Counters
 from tidemill.services.learner.status.divergence import check_finite
@@ -118,12 +124,12 @@ def open_dataset(  # noqa: PLR0913 - the parts of a learner that meet here
     )
 
     to_device = ToDevice(agent, device, lambda: rows.on_device, mixture.weights if mixture is not None else (1.0,))
-
+    clipping = clipping_rewards(to_device, clips=config.env.clips_rewards)
     sources = tuple(config.learner.sources)
     is_own = config.agent.algorithm not in ALGORITHMS  # the project's with replay draw no action beyond [-1, 1]
     first = agent.window.history
     acting = None if agent.recurrent_state_size else slice(first, None if is_own else first + 1)
-    transform = refusing_actions(to_device, sources, action_options, acting, may_exceed=is_own)
+    transform = refusing_actions(clipping, sources, action_options, acting, may_exceed=is_own)
 
     def count(sample: SampledBatch) -> None:
         for shard, stored in sample.stored.items():

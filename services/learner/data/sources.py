@@ -190,6 +190,24 @@ def refusing_actions(
     return checked
 
 
+def clipping_rewards(transform: Transform, *, clips: bool) -> Transform:
+    """Return a transform that replaces the rewards of sources by their signs; those of a run are stored so.
+
+    Args:
+        transform: Makes the columns of batches.
+        clips: Whether the run clips rewards; otherwise `transform` is left as it is.
+    """
+    if not clips:
+        return transform
+
+    def clipped(rows: ItemRows) -> Mapping[str, Any]:
+        if rows.table:
+            rows = replace(rows, columns={**rows.columns, "reward": np.sign(rows.columns["reward"])})
+        return transform(rows)
+
+    return clipped
+
+
 def own_items(config: LearnerConfig) -> int:
     """Return how many items of each update come from the run's own table.
 

@@ -19,10 +19,11 @@ from tests.support.naming import naming
 from tidemill.config.sections import LearnerConfig
 from tidemill.config.services import LearnerSettings
 from tidemill.config.sources import SourceSettings
+from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.learner.status import SourceStatus
 from tidemill.replay.sampling.replay_batch import ReplayBatch
-from tidemill.replay.sampling.sample_decoder import ItemRows
+from tidemill.replay.sampling.sample_decoder import ItemRows, Transform
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.rl.transitions import FRAMES, ROWS
 from tidemill.services.learner.data import dataset
@@ -195,6 +196,53 @@ def test_action_that_no_agent_learns_from_may_be_anything() -> None:
         every(rows)
 
 
+def _transform_of(config: LearnerConfig, monkeypatch: pytest.MonkeyPatch) -> Transform:
+    """Return the transform of a learner's dataset, which hands out the columns and the index it is given."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(dataset, "ReplayDataset", lambda *_, **settings: given.update(settings))
+    monkeypatch.setattr(dataset, "ToDevice", lambda *_: lambda rows: {"index": rows.index, **rows.columns})
+    own, unused = demonstrations(), cast(Any, SimpleNamespace(fencing_token=0))
+    dataset.open_dataset(
+        config,
+        cast(Any, SimpleNamespace(window=WindowSpec(history=1, steps=1), recurrent_state_size=0)),
+        own,
+        torch.device("cpu"),
+        batch_size=4,
+        splits=1,
+        threads=0,
+        in_flight=1,
+        decoded=1,
+        counters=unused,
+        learner_steps=lambda: 0,
+        directory=unused,
+        rank=unused,
+        group=unused,
+        action_options=(2,),
+    )
+    transform: Transform = given["transform"]
+    return transform
+
+
+@pytest.mark.parametrize(
+    "env, table, learnt",
+    [
+        (EnvSettings("ALE/Pong-v5"), 1, [1.0, -1.0, 0.0]),
+        (EnvSettings("ALE/Pong-v5"), 0, [7.0, -0.5, 0.0]),  # the run's own, as it has stored them
+        (EnvSettings("ALE/Pong-v5", clip_rewards=False), 1, [7.0, -0.5, 0.0]),
+        (EnvSettings("Pendulum-v1"), 1, [7.0, -0.5, 0.0]),
+    ],
+)
+def test_rewards_of_a_source_are_clipped_as_those_of_the_run(
+    env: EnvSettings, table: int, learnt: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that mixes raw rewards with signs has the values of neither; the decoded columns stay as they are."""
+    config = LearnerConfig(env=env, learner=LearnerSettings(sources={"demos": SourceSettings(0.5)}))
+    reward = np.array([7.0, -0.5, 0.0], np.float32)
+    rows = dataclasses.replace(_items(table, 0), columns=_ENDS | {"action": np.zeros(7, int), "reward": reward})
+    assert _transform_of(config, monkeypatch)(rows)["reward"].tolist() == learnt
+    assert reward.tolist() == [7.0, -0.5, 0.0]
+
+
 @pytest.mark.parametrize(
     "agent, first_row, wrong_row, is_refused",
     [
@@ -213,31 +261,12 @@ def test_every_action_is_checked_for_an_algorithm_of_the_users(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Retrace trains on later actions of an item, too; the project's agents without memory on the first alone."""
-    given: dict[str, Any] = {}
-    monkeypatch.setattr(dataset, "ReplayDataset", lambda *_, **settings: given.update(settings))
-    monkeypatch.setattr(dataset, "ToDevice", lambda *_: lambda rows: {"index": rows.index})
-    own, unused = demonstrations(), cast(Any, SimpleNamespace(fencing_token=0))
-    dataset.open_dataset(
-        LearnerConfig(agent=agent, learner=LearnerSettings(sources={"demos": SourceSettings(0.5)})),
-        cast(Any, SimpleNamespace(window=WindowSpec(history=1, steps=1), recurrent_state_size=0)),
-        own,
-        torch.device("cpu"),
-        batch_size=4,
-        splits=1,
-        threads=0,
-        in_flight=1,
-        decoded=1,
-        counters=unused,
-        learner_steps=lambda: 0,
-        directory=unused,
-        rank=unused,
-        group=unused,
-        action_options=(2,),
-    )
+    config = LearnerConfig(agent=agent, learner=LearnerSettings(sources={"demos": SourceSettings(0.5)}))
+    transform = _transform_of(config, monkeypatch)
     rows = _items(1, first_row)
     rows = dataclasses.replace(rows, columns=_ENDS | {"action": 2 * (np.arange(7) == wrong_row)})
     with pytest.raises(ConfigError, match=naming("2 [0, 1]")) if is_refused else nullcontext():
-        assert given["transform"](rows)["index"] is rows.index
+        assert transform(rows)["index"] is rows.index
 
 
 def test_gaussian_of_the_users_may_have_drawn_an_action_beyond_the_bounds() -> None:
