@@ -20,8 +20,9 @@ from benchmarks.traffic_recording import APPEND, Recording
 from tidemill.config.sections import RunConfig
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.v1 import replay_pb2 as pb
-from tidemill.rpc.channel import MAX_MESSAGE_BYTES, open_channel
-from tidemill.rpc.options import client_options
+from tidemill.rpc.channel import open_channel
+from tidemill.rpc.options import server_options
+from tidemill.rpc.settings import ServerSettings
 
 
 def record(config: RunConfig, path: str, seconds: float) -> Recording:
@@ -49,7 +50,7 @@ class Proxy(grpc.GenericRpcHandler):
         self._channel = open_channel(target)
         self._kept: list[tuple[float, bytes]] = []
         self._grown = threading.Condition()
-        self._server = grpc.server(ThreadPoolExecutor(8), [self], options=client_options(MAX_MESSAGE_BYTES))
+        self._server = grpc.server(ThreadPoolExecutor(8), [self], options=server_options(ServerSettings()))
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
+import grpc
 import numpy as np
+import pytest
 
 from benchmarks.traffic_recorder import Proxy
 from benchmarks.traffic_recording import Recording
@@ -22,6 +25,8 @@ from tidemill.params.version import Precision
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableDescription
 from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.rpc.options import Options, server_options
+from tidemill.rpc.settings import ServerSettings
 
 _STEPS = 3 * CHUNK_LENGTH
 
@@ -55,6 +60,20 @@ def test_replayed_actor_continues_its_streams(tmp_path: Path) -> None:
     steps = [pb.AppendRequest.FromString(message.request).data.chunks[0].first_step for message in first + second]
     assert steps[::2] == steps[1::2] == list(range(0, 2 * _STEPS, CHUNK_LENGTH))
     assert [round(b.due_s - a.due_s, 6) for a, b in zip(first, second, strict=True)] == [round(loaded.seconds, 6)] * 6
+
+
+def test_recorder_lets_an_actor_ping_as_a_service_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server with other options ends the connection of one that is idle for 15 s, and with it the recording."""
+    made = []
+
+    def server(*arguments: Any, options: Options) -> grpc.Server:  # noqa: ANN401 - gRPC's
+        made.append(options)
+        return plain_server(*arguments, options=options)
+
+    plain_server = grpc.server
+    monkeypatch.setattr(grpc, "server", server)
+    with Proxy("127.0.0.1:1"):
+        assert made == [server_options(ServerSettings())]
 
 
 async def test_actors_and_learner_use_real_services(tmp_path: Path) -> None:
