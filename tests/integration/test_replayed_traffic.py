@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +65,12 @@ def test_replayed_actor_continues_its_streams(tmp_path: Path) -> None:
 
 def test_recorder_lets_an_actor_ping_as_a_service_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server with other options ends the connection of one that is idle for 15 s, and with it the recording."""
-    made = []
+    made, plain_server = [], grpc.server
 
-    def server(*arguments: Any, options: Options) -> grpc.Server:  # noqa: ANN401 - gRPC's
+    def server(pool: ThreadPoolExecutor, handlers: Any, options: Options) -> grpc.Server:  # noqa: ANN401 - gRPC's
         made.append(options)
-        return plain_server(*arguments, options=options)
+        return plain_server(pool, handlers, options=options)
 
-    plain_server = grpc.server
     monkeypatch.setattr(grpc, "server", server)
     with Proxy("127.0.0.1:1"):
         assert made == [server_options(ServerSettings())]
