@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tidemill.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
+from tidemill.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted, described
 from tidemill.replay.argument_types import check_deadline
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import SelectorConfig, TableConfig
@@ -82,14 +83,21 @@ def export_minari(  # noqa: PLR0913 - each is a separate condition
         timeout_s: Longest wait for the server's next part, in seconds.
 
     Raises:
-        InvalidArgument: `minari` is not installed, the table lacks a column, has no step, or does not fit the spaces;
-            or `form` must be given, because actions may be in either unit.
+        InvalidArgument: `minari` is not installed, or does not take the name; the table lacks a column, has no step, or
+            does not fit the spaces; or `form` must be given, because actions may be in either unit.
         AlreadyExists: There is a dataset of that name.
         NotFound: No such table.
         FatalError: `folder` cannot be written to.
         FailedPrecondition: A time is given, and the server does not know when any item of the table came.
     """
     minari = _minari()
+    try:
+        minari.dataset.minari_dataset.parse_dataset_id(dataset_id)
+    except (TypeError, ValueError) as error:  # TypeError: without a version
+        raise InvalidArgument(
+            f"dataset is {dataset_id!r}, allowed: [NAMESPACE/]NAME-vN of letters, digits, `_` and `-`, such as "
+            "walks/random-v0"
+        ) from error
     path = minari.storage.get_dataset_path(dataset_id)
     _check_free(path, dataset_id)
     check_deadline("timeout_s", timeout_s)
@@ -160,8 +168,8 @@ def import_minari(
         timeout_s: Longest wait for the server, in seconds.
 
     Raises:
-        InvalidArgument: `minari` is not installed, or the dataset has no step, or one that no column can hold, or that
-            `form` does not go with.
+        InvalidArgument: `minari` is not installed or cannot read the dataset, or the dataset has no step, or one that
+            no column can hold, or that `form` does not go with.
         NotFound: There is no such dataset on this machine.
         AlreadyExists: The server has a table of that name; nothing was written.
         ResourceExhausted: The server has no memory for all items.
@@ -171,12 +179,15 @@ def import_minari(
     from tidemill.replay.transfer.env_columns import EnvColumns, form_of_runs
 
     path = minari.storage.get_dataset_path(dataset_id)
-    if not path.exists():
-        raise NotFound(f"no dataset {dataset_id!r} in {path.parent}: `minari download {dataset_id}` fetches it")
-    dataset = minari.load_dataset(dataset_id)
-    steps, episodes = int(dataset.total_steps), int(dataset.total_episodes)
+    if not (path / "data").exists():
+        below = sorted(f"{dataset_id}/{found.parent.relative_to(path)}" for found in path.rglob("data"))
+        remedy = f"it has {', '.join(below)}" if below else f"`minari download {dataset_id}` fetches it"
+        raise NotFound(f"no dataset {dataset_id!r} in {path.parent}: {remedy}")
+    with _reading(dataset_id, path):
+        dataset = minari.load_dataset(dataset_id)
+        steps, episodes = int(dataset.total_steps), int(dataset.total_episodes)
     columns = EnvColumns(dataset.observation_space, dataset.action_space, form)
-    rows = (row for episode in dataset.iterate_episodes() for row in _rows(episode, columns, dataset_id))
+    rows = (row for episode in _episodes(dataset, dataset_id, path) for row in _rows(episode, columns, dataset_id))
     fill_table(
         address,
         table,
@@ -192,6 +203,20 @@ def import_minari(
     if form == "env" and (other := form_of_runs(columns)):
         notes += (f"a run stores such observations or actions differently: as its prior data choose form {other}",)
     return MinariReport(dataset_id, table, episodes, steps, notes)
+
+
+@contextlib.contextmanager
+def _reading(dataset_id: str, path: Path) -> Iterator[None]:
+    """Turn whatever Minari, and the package of the dataset's format, raise into an InvalidArgument."""
+    try:
+        yield
+    except Exception as error:
+        raise InvalidArgument(f"the dataset {dataset_id!r} in {path} cannot be read: {described(error)}") from error
+
+
+def _episodes(dataset: Any, dataset_id: str, path: Path) -> Iterator[Any]:  # noqa: ANN401 - Minari's
+    with _reading(dataset_id, path):
+        yield from dataset.iterate_episodes()
 
 
 class _Counted:
@@ -286,6 +311,7 @@ def _minari() -> Any:  # noqa: ANN401 - the module
     try:
         import minari
         import minari.data_collector
+        import minari.dataset.minari_dataset
         import minari.storage
     except ImportError as error:
         raise InvalidArgument(f"minari cannot be imported ({error}): pip install 'tidemill[minari]'") from error
