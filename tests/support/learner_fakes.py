@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tidemill.config.sections import LearnerConfig
 from tidemill.replay.sampling.priorities import PrioritySender
 from tidemill.replay.sampling.replay_batch import ReplayBatch
+from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.process_group import ProcessGroup
+from tidemill.services.learner.data import dataset
 from tidemill.services.learner.data.decoder import DEVICE_BATCH, WEIGHT, Batch
 from tidemill.services.learner.data.device import DeviceBatch
 from tidemill.types import WindowSpec
@@ -148,3 +153,35 @@ def batch(
             largest_weight=largest_weight,
         )
     )
+
+
+def given_to_dataset(
+    monkeypatch: pytest.MonkeyPatch,
+    config: LearnerConfig,
+    agent: Any,  # noqa: ANN401 - what it asks of one
+    table: TableConfig,
+    learner_steps: int = 0,
+    **more: Any,  # noqa: ANN401 - see `open_dataset`
+) -> dict[str, Any]:
+    """Return the arguments of the `ReplayDataset` that a learner opens after a number of updates."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(dataset, "ReplayDataset", lambda *_, **settings: given.update(settings))
+    unused: Any = SimpleNamespace(fencing_token=0)
+    dataset.open_dataset(
+        config,
+        agent,
+        table,
+        torch.device("cpu"),
+        batch_size=4,
+        splits=1,
+        threads=0,
+        in_flight=1,
+        decoded=1,
+        counters=unused,
+        learner_steps=lambda: learner_steps,
+        directory=unused,
+        rank=unused,
+        group=unused,
+        **more,
+    )
+    return given

@@ -1,10 +1,16 @@
-"""Processes of the machine, as /proc shows them."""
+"""Processes of the machine, as /proc shows them, and one that is stopped for a while."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
+
+from tests.support.waiting import wait_until
 
 
 def children_of(pid: int) -> set[int]:
@@ -34,3 +40,14 @@ def resident_mib(pid: int) -> float:
         pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
     return 0.0
+
+
+def stop_beyond(program: subprocess.Popen[bytes], seconds: float, meanwhile: Callable[[], object] = str) -> None:
+    """Stop a program that has printed a line, as Ctrl-Z does, for longer than so many seconds; then continue it."""
+    assert program.stdout is not None
+    program.stdout.readline()
+    program.send_signal(signal.SIGSTOP)
+    began_s = time.monotonic()
+    wait_until(lambda: time.monotonic() - began_s > seconds, "a stop beyond a limit")
+    meanwhile()
+    program.send_signal(signal.SIGCONT)

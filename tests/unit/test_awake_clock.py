@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import threading
 import time
 
 from tests.support.clock import Clock
-from tests.support.waiting import WAIT_S, wait_until
+from tests.support.processes import stop_beyond
+from tests.support.waiting import WAIT_S
 from tidemill.awake_clock import AwakeClock, AwakeTimer
 
 _TIMED = """
@@ -39,12 +39,7 @@ def test_time_without_readings_counts_once_up_to_the_longest_wait() -> None:
 def test_timer_of_a_process_that_is_stopped_beyond_its_interval_does_not_come() -> None:
     """It has its time again once the process continues."""
     with subprocess.Popen([sys.executable, "-c", _TIMED], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
-        assert program.stdout is not None
-        program.stdout.readline()
-        program.send_signal(signal.SIGSTOP)
-        began_s = time.monotonic()
-        wait_until(lambda: time.monotonic() - began_s > 4.0, "a stop beyond the interval")
-        program.send_signal(signal.SIGCONT)
+        stop_beyond(program, 4.0)
         program.communicate(b"\n", WAIT_S)
     assert program.returncode == 0
 

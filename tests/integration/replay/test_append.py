@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from tests.support.naming import because, naming
+from tests.support.processes import stop_beyond
 from tests.support.proxy import Proxy
 from tests.support.replay_service import LocalServer, everything, items_of, open_appender, rpc_count, write
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_config, make_items
@@ -74,13 +73,7 @@ def test_appender_that_stood_still_has_its_time_again(server: LocalServer, clien
     """A program that is stopped beyond its limit takes the acknowledgements that come once it continues."""
     command = [sys.executable, "-c", _WAITING.format(wait), server.address]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as program:
-        assert program.stdout is not None
-        program.stdout.readline()
-        program.send_signal(signal.SIGSTOP)
-        began_s = time.monotonic()
-        wait_until(lambda: time.monotonic() - began_s > 4.5, "a stop beyond the limit")
-        client.create_table(make_config())
-        program.send_signal(signal.SIGCONT)
+        stop_beyond(program, 4.5, lambda: client.create_table(make_config()))
         assert program.wait(WAIT_S) == 0
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any, cast
@@ -17,6 +15,7 @@ import pytest
 
 from tests.support.envs import HangingEnv
 from tests.support.naming import naming
+from tests.support.processes import stop_beyond
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
 from tidemill.envs.interface import VectorEnv
@@ -277,12 +276,7 @@ def test_process_that_is_stopped_between_calls_continues() -> None:
     """A call ends the process, not that it waited: Ctrl-Z and `fg` after lunch."""
     command = [sys.executable, "-c", _IDLE.format("time.sleep(0.1)")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
-        assert program.stdout is not None
-        program.stdout.readline()
-        program.send_signal(signal.SIGSTOP)
-        began_s = time.monotonic()
-        wait_until(lambda: time.monotonic() - began_s > 3.0, "a stop beyond the timer")
-        program.send_signal(signal.SIGCONT)
+        stop_beyond(program, 3.0)
         program.communicate(b"\n", WAIT_S)
     assert program.returncode == 0
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
-
 import pytest
-import torch
 
 from tests.support.demonstrations import demonstrations
-from tests.support.learner_fakes import FakeAgent
+from tests.support.learner_fakes import FakeAgent, given_to_dataset
 from tidemill.config.sections import LearnerConfig
 from tidemill.config.table import TableSettings
-from tidemill.services.learner.data import dataset
 from tidemill.services.learner.data.dataset import importance_sampling_exponent
 from tidemill.services.learner.data.sources import Mixture
 
@@ -35,26 +30,9 @@ def test_prioritized_source_beside_a_uniform_table_is_corrected_for(
     prioritized: frozenset[int], expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the same schedule; the items of the uniform table weigh alike in any case."""
-    given: dict[str, Any] = {}
-    monkeypatch.setattr(dataset, "ReplayDataset", lambda *_, **settings: given.update(settings))
-    own, unused = demonstrations(), cast(Any, SimpleNamespace(fencing_token=0))
-    dataset.open_dataset(
-        LearnerConfig(table=TableSettings(importance_sampling_steps=1_000)),
-        cast(Any, FakeAgent()),
-        own,
-        torch.device("cpu"),
-        batch_size=4,
-        splits=1,
-        threads=0,
-        in_flight=1,
-        decoded=1,
-        counters=unused,
-        learner_steps=lambda: 500,
-        directory=unused,
-        rank=unused,
-        group=unused,
-        mixture=Mixture({own: 1.0}, (1.0,), prioritized),
-    )
+    own, config = demonstrations(), LearnerConfig(table=TableSettings(importance_sampling_steps=1_000))
+    mixture = Mixture({own: 1.0}, (1.0,), prioritized)
+    given = given_to_dataset(monkeypatch, config, FakeAgent(), own, learner_steps=500, mixture=mixture)
     assert given["beta"]() == pytest.approx(expected)
 
 

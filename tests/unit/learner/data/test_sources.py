@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY
 
 from retrace.config import RetraceConfig
 from tests.support.demonstrations import demonstrations
-from tests.support.learner_fakes import FakeAgent
+from tests.support.learner_fakes import FakeAgent, given_to_dataset
 from tests.support.naming import naming
 from tidemill.config.sections import LearnerConfig
 from tidemill.config.services import LearnerSettings
@@ -198,27 +198,9 @@ def test_action_that_no_agent_learns_from_may_be_anything() -> None:
 
 def _transform_of(config: LearnerConfig, monkeypatch: pytest.MonkeyPatch) -> Transform:
     """Return the transform of a learner's dataset, which hands out the columns and the index it is given."""
-    given: dict[str, Any] = {}
-    monkeypatch.setattr(dataset, "ReplayDataset", lambda *_, **settings: given.update(settings))
     monkeypatch.setattr(dataset, "ToDevice", lambda *_: lambda rows: {"index": rows.index, **rows.columns})
-    own, unused = demonstrations(), cast(Any, SimpleNamespace(fencing_token=0))
-    dataset.open_dataset(
-        config,
-        cast(Any, SimpleNamespace(window=WindowSpec(history=1, steps=1), recurrent_state_size=0)),
-        own,
-        torch.device("cpu"),
-        batch_size=4,
-        splits=1,
-        threads=0,
-        in_flight=1,
-        decoded=1,
-        counters=unused,
-        learner_steps=lambda: 0,
-        directory=unused,
-        rank=unused,
-        group=unused,
-        action_options=(2,),
-    )
+    agent = SimpleNamespace(window=WindowSpec(history=1, steps=1), recurrent_state_size=0)
+    given = given_to_dataset(monkeypatch, config, agent, demonstrations(), action_options=(2,))
     transform: Transform = given["transform"]
     return transform
 
