@@ -187,6 +187,7 @@ def test_source_that_one_of_several_servers_has(
         cluster.feed()
         status = cluster.wait_for_status(lambda s: s.learner_steps >= 20, "20 updates")
     assert status.sources[0].items == 19
+    assert status.shards == ()  # of the run's own table, which one server has
 
 
 @pytest.mark.parametrize("has_part", [True, False])

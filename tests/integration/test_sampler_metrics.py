@@ -47,3 +47,26 @@ def test_reopened_sample_streams_are_counted(servers: int) -> None:
             proxies[-1].cut()
             wait_until(lambda before=before: _reconnects(collector) > before, "the stream is opened again")  # type: ignore[misc]
             next(dataset)
+
+
+def test_metrics_of_shards_are_those_of_the_first_table() -> None:
+    """A second table on the same servers, one of which has no part of it, changes no number of a shard."""
+    own, other = make_config(), make_config("other")
+    with ExitStack() as stack:
+        servers = [stack.enter_context(local_server()) for _ in range(2)]
+        addresses = [server.address for server in servers]
+        for address in addresses:
+            with ReplayClient(address) as client:
+                client.create_table(shard_config(own, 2))
+        with ReplayClient(addresses[0]) as client:
+            client.create_table(other)
+        dataset = stack.enter_context(ReplayDataset(addresses, {"t": 0.5, "other": 0.5}, batch_size=4))
+        collector = SamplerCollector(dataset)
+
+        def live() -> list[tuple[str, float]]:
+            samples = [sample for metric in collector.collect() for sample in metric.samples]
+            return [(each.labels["shard"], each.value) for each in samples if each.name.endswith("_shard_live")]
+
+        wait_until(lambda: live() == [("0", 1.0), ("1", 1.0)], "both shards")
+        names = [f"{sample.name} {sample.labels}" for metric in collector.collect() for sample in metric.samples]
+        assert len(names) == len(set(names))

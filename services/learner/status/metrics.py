@@ -248,10 +248,10 @@ class SamplerCollector:
         self._dataset = dataset
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the number of reconnects, and the metrics of each shard if there are several."""
+        """Yield the number of reconnects, and the metrics of each shard of the first table if there are several."""
         about = "Sample streams lost and opened again."
         yield CounterMetricFamily(f"{_PREFIX}_sample_reconnects", about, value=self._dataset.reconnects)
-        if reports := self._dataset.shards():
+        if reports := self._dataset.shards(0):
             yield from self._of_shards(reports)
 
     def _of_shards(self, reports: tuple[ShardReport, ...]) -> Iterator[Metric]:

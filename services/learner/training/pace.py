@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -62,7 +63,7 @@ class Feed:
     Attributes:
         batches: Where batches come from.
         outputs: Where results go.
-        shards: Returns what is known of each replay shard.
+        shards: Returns what is known of each replay shard of the run's own table.
         sources: Returns what is known of each source.
         close: Sends the priorities that wait, then ends sampling: what still arrives is not trained on.
     """
@@ -179,4 +180,5 @@ class FreeRunning:
             prioritized=mixture.prioritized,
             sources=SourceReports(settings.sources),
         )
-        return Feed(DatasetBatches(dataset), outputs, dataset.shards, outputs.sources.read, dataset.close)
+        shards = partial(dataset.shards, 0)  # of the run's own table
+        return Feed(DatasetBatches(dataset), outputs, shards, outputs.sources.read, dataset.close)

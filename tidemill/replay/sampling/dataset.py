@@ -361,9 +361,14 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
         if self._owner.is_here:
             self._resources.close()
 
-    def shards(self) -> tuple[ShardReport, ...]:
-        """Return the status of each server, in order of name; empty for a single server."""
-        return tuple(report for opened in self._opened for report in opened.source.shards())
+    def shards(self, table: int | None = None) -> tuple[ShardReport, ...]:
+        """Return the status of each server, in order of name; empty for a single server.
+
+        Args:
+            table: Number of the table whose servers they are, 0 for the first; None for those of all tables in turn.
+        """
+        opened = self._opened if table is None else [self._opened[table]]
+        return tuple(report for each in opened for report in each.source.shards())
 
     @property
     def reconnects(self) -> int:
