@@ -43,7 +43,7 @@ from tidemill.rl.optimizers import fallen
 from tidemill.rl.settings.registry import stored_columns
 from tidemill.rpc.readiness import wait_for_service
 from tidemill.rpc.server import RpcServer
-from tidemill.services.learner.checkpoint.checkpointer import Checkpointer, longest_write_s
+from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
 from tidemill.services.learner.checkpoint.resume import ResumableState, seed_rng
 from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.learner.curves import learner_callbacks
@@ -71,6 +71,7 @@ PUBLISH_LEAST_S = 0.2
 """Between two versions of a learner that a GPU makes fast."""
 _SIGNAL_S = 1.0
 """Longest time between the signals to two processes of a machine that is asked to end."""
+_SAVING = 2 / 3  # of the time that other machines wait at the end; then comes the last version
 _LEAVES = StepVote(stop=True, pause=False, lacks_batch=True, largest_weight=0.0, is_over=True)
 _FENCE_DEADLINE_S = 1.0  # for that answer; a server that is silent holds nothing up for longer
 
@@ -120,8 +121,8 @@ class Learner:
         Raises:
             Unavailable: A service the learner needs did not answer in time, or another machine was asked to end.
             StalePublisher: A newer learner took over.
-            FatalError: The checkpoint is of another run, the GPU is full, or a launcher has interrupted a learner whose
-                last checkpoint could not be written.
+            FatalError: The checkpoint is of another run, the GPU is full, or the learner was interrupted and its last
+                checkpoint could not be written, unless an engine restarts it, for which that would be a failure.
         """
         if self._control.paused:
             _log.warning("paused, as before the restart; `tidemill ctl resume` continues")
@@ -130,7 +131,7 @@ class Learner:
             with gpus.full_gpu_explained(), ExitStack() as stack:  # also of what other threads raise here
                 if self._services_are_ready() and not self._run_is_over(stack):
                     is_over = self._train(learning, self._directory(stack), set_serving, stack)
-                    if self._unsaved and not is_over and self._config.run.supervisor == "launcher":  # it says so
+                    if self._unsaved and not is_over and self._config.run.supervisor != "engine":
                         raise FatalError(f"last checkpoint not written: {self._unsaved}; a resume takes an earlier one")
                     is_left = self._rank.machines > 1 and not is_over and not self._stop.wait(_SIGNAL_S)
             if is_left:  # torchrun starts this machine's ranks again, which wait for the others
@@ -395,7 +396,7 @@ class Learner:
             steps=self._counters.learner_steps,
             clock=time.monotonic,
             fence=fence.check,
-            limit_s=partial(longest_write_s, others_wait_s=others_wait_s),
+            end_s=others_wait_s * _SAVING,
         )
         self._board.checkpoint_steps = lambda: checkpointer.steps
         self._board.checkpoint_error = lambda: checkpointer.error

@@ -61,7 +61,7 @@ _signalled: list[SignalException] = []
 """Keeps, by its traceback, the rendezvous: torch's heartbeat would stop, and join, itself if it held it last."""
 
 _closed_with: dict[int, int | None] = {}
-"""Exit codes of the ranks of this machine once torchrun has closed them, by local rank; None: it could not."""
+"""Exit codes of the ranks of this machine once torchrun has closed them, by rank; None: it could not."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if was_over:
             print(f"learner: {HAS_DIVERGED if has_diverged else IS_OVER}", file=sys.stderr)
         is_over = was_over or run_agent(options, words, environ, forks)
-        if not is_over and config.run.supervisor == "launcher":
+        if not is_over and config.run.supervisor != "engine":
             check_saved()
         has_diverged = is_over and marks(config)[1]
         program = (ENDED_LEARNER, *learner_arguments)
@@ -141,8 +141,8 @@ def _prepare_environment(config: LearnerConfig, *, one_machine: bool) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(config.learner.threads, 1)))
     # An agent that reuses its store does not announce it to machines that join later.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    if config.run.supervisor == "launcher":  # which gives ranks the time to save; torchrun would kill them after 30 s
-        os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")
+    # Who asks the ranks to end bounds their time to save; torchrun would kill them after 30 s.
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")
     if one_machine:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, linux.LOOPBACK)
@@ -194,7 +194,9 @@ def _bound_failures() -> None:
 
     def close_soon(ranks: SubprocessContext, death_sig: signal.Signals, timeout: int = 30) -> None:
         close(ranks, death_sig=death_sig, timeout=LEAVE_S if ranks._failures else timeout)
-        _closed_with.update({rank: each.proc.poll() for rank, each in ranks.subprocess_handlers.items()})
+        _closed_with.clear()  # the machine may have had other ranks
+        for place, each in ranks.subprocess_handlers.items():
+            _closed_with[int(ranks.envs[place]["RANK"])] = each.proc.poll()
 
     SubprocessContext._close = close_soon  # type: ignore[assignment, method-assign] # torch has no setting for it
 

@@ -142,18 +142,16 @@ def test_sigterm_saves_and_a_new_process_resumes(cluster: LearnerCluster) -> Non
         assert (array == unpack(after.blob)[name]).all(), name
 
 
-@pytest.mark.parametrize("supervisor", ["launcher", "engine"])
-def test_learner_that_cannot_save_when_interrupted_fails_for_its_launcher(
-    supervisor: str, cluster: LearnerCluster
-) -> None:
-    """A launcher says that updates are lost. An engine would count it as a failure of the run."""
+@pytest.mark.parametrize("supervisor", ["launcher", "job", "engine"])
+def test_learner_that_cannot_save_when_interrupted_fails(supervisor: str, cluster: LearnerCluster) -> None:
+    """Whoever started it hears that updates are lost. An engine would count it as a failure of the run."""
     learner = cluster.start_learner("--learner.checkpoint-every-s", "0", "--run.supervisor", supervisor)
     cluster.feed()
     cluster.wait_for_status(lambda s: s.learner_steps > 0, "training")
     cluster.checkpoints.write_text("no folder")
     learner.terminate()
     error = learner.wait()
-    if supervisor == "launcher":
+    if supervisor != "engine":
         assert isinstance(error, FatalError)
         assert re.match(naming("checkpoint not written", cluster.checkpoints), str(error))
     else:

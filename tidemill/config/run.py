@@ -48,9 +48,9 @@ class RunSettings:
     """Program that restarts the learner and the evaluator. `launcher`: `tidemill train`, which also stops them; both
     exit with 0. `engine`: a container engine that restarts every container that ends; at the end of the run they idle
     until they are stopped. `job`: a scheduler that restarts processes that fail; they exit with 0 at the end of the
-    run, also by `tidemill ctl stop`, with 2 if training has diverged, and with 143 when interrupted. With `engine` and
-    `job` they ask the parameter server whether the run is over. A process that starts after the end of the run does
-    nothing."""
+    run, also by `tidemill ctl stop`, with 2 if training has diverged, and with 143 when interrupted, or 1 if the
+    learner's last checkpoint is lost then. With `engine` and `job` they ask the parameter server whether the run is
+    over. A process that starts after the end of the run does nothing."""
 
     def __post_init__(self) -> None:
         check(is_safe_name(self.name), "run.name", self.name, SAFE_NAME)

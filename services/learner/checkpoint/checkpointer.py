@@ -30,15 +30,9 @@ _Job = tuple[Checkpoint, Future[SavedCheckpoint], bool]
 """What is written, who is told, and whether it must be on the disk by then."""
 
 
-def longest_write_s(size_bytes: int, *, others_wait_s: float = math.inf) -> float:
-    """Return how long a learner that ends waits for a checkpoint of a size, in seconds.
-
-    Args:
-        size_bytes: Size of its tensors.
-        others_wait_s: How long other learners wait for this one meanwhile. It may have a checkpoint in flight, the last
-            one, and its last version to publish by then.
-    """
-    return min(_CLOSE_S + size_bytes / _SLOWEST_BYTES_PER_S, others_wait_s / 3)
+def longest_write_s(size_bytes: int) -> float:
+    """Return how long a learner that ends waits for a checkpoint whose tensors have a size, in seconds."""
+    return _CLOSE_S + size_bytes / _SLOWEST_BYTES_PER_S
 
 
 class Checkpointer:
@@ -58,6 +52,7 @@ class Checkpointer:
         clock: Callable[[], float],
         fence: Callable[[], None] = lambda: None,
         limit_s: Callable[[int], float] = longest_write_s,
+        end_s: float = math.inf,
     ) -> None:
         """Start the writing thread.
 
@@ -69,6 +64,7 @@ class Checkpointer:
             clock: Monotonic time in seconds.
             fence: Raises StalePublisher if a newer learner took over; asked by the thread before each write.
             limit_s: How long the end waits for a checkpoint, in seconds, given the size of its tensors in bytes.
+            end_s: How long it waits in all, for the checkpoint in flight and for the last one, in seconds.
         """
         self._fence = fence
         self._store, self._capture, self._every_s, self._clock = store, capture, every_s, clock
@@ -77,7 +73,8 @@ class Checkpointer:
         metrics.CHECKPOINT_STEPS.set(steps)
         self.error = ""
         """Reason the newest attempt failed; empty if it succeeded or there was none."""
-        self._limit_s, self._wait_s = limit_s, limit_s(0)
+        self._limit_s, self._end_s = limit_s, end_s
+        self._wait_s = self._longest_wait_s(0)
         self._due = clock() + every_s
         self._jobs: queue.Queue[_Job | None] = queue.Queue(1)
         self._writing: Future[SavedCheckpoint] | None = None
@@ -133,11 +130,12 @@ class Checkpointer:
         """
         last: Future[SavedCheckpoint] = Future()
         error: BaseException | None = None
+        ends_at = self._clock() + self._end_s
         try:
             if self._writing is not None:
                 self._writing.exception(self._wait_s)
             self._start(last)
-            error = last.exception(self._wait_s)
+            error = last.exception(min(self._wait_s, ends_at - self._clock()))
         except TimeoutError:
             error = TimeoutError(f"the disk took longer than {round(self._wait_s, 2):g} s")
             self.error = str(error)
@@ -160,9 +158,12 @@ class Checkpointer:
     def _start(self, future: Future[SavedCheckpoint], *, sync: bool = False) -> None:
         started = time.perf_counter()
         self._writing, checkpoint = future, self._capture()
-        self._wait_s = self._limit_s(sum(each.nbytes for each in flatten(checkpoint.agent)[1].values()))
+        self._wait_s = self._longest_wait_s(sum(each.nbytes for each in flatten(checkpoint.agent)[1].values()))
         self._jobs.put_nowait((checkpoint, future, sync))
         metrics.WAIT_SECONDS.labels("checkpoint").inc(time.perf_counter() - started)
+
+    def _longest_wait_s(self, size_bytes: int) -> float:
+        return min(self._limit_s(size_bytes), self._end_s)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

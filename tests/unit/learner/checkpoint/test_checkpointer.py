@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -52,6 +53,7 @@ class _Scene:
         every_s: float = 60.0,
         sync: bool = True,
         limit_s: Callable[[int], float] = longest_write_s,
+        end_s: float = math.inf,
     ) -> None:
         self.clock, self.store, self.control = Clock(), _Store(folder, sync=sync), Control(threading.Event())
         self.steps = 0
@@ -64,6 +66,7 @@ class _Scene:
             clock=self.clock,
             fence=self._check,
             limit_s=limit_s,
+            end_s=end_s,
         )
         self.newer_learner: Exception | None = None
 
@@ -225,10 +228,25 @@ def test_finish_gives_a_large_checkpoint_more_time(tmp_path: Path) -> None:
     assert sizes == [0, 4]
 
 
-def test_finish_on_several_machines_is_over_before_the_others_give_up() -> None:
-    """A third of their time each for the checkpoint in flight, for the last one, and for what follows."""
-    assert longest_write_s(4_000_000_000, others_wait_s=120.0) == 40.0
-    assert longest_write_s(0, others_wait_s=120.0) == 10.0
+def test_finish_has_one_deadline_for_the_checkpoint_in_flight_and_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the first leaves of it is the second's: other machines wait for both."""
+    scene = _Scene(tmp_path, limit_s=lambda _: 410.0, end_s=80.0)
+    scene.store.may_write.clear()
+    scene.control.request_checkpoint()
+    scene.poll()
+    waits, wait = list[float | None](), Future.exception
+
+    def take_50_s(future: Future[object], timeout: float | None = None) -> BaseException | None:
+        waits.append(timeout)
+        scene.clock.now_s += 50.0
+        scene.store.may_write.set()
+        return wait(future, _WAIT_S)
+
+    monkeypatch.setattr(Future, "exception", take_50_s)
+    assert scene.checkpointer.finish() == ""
+    assert waits == [80.0, 30.0]
 
 
 def test_finish_of_a_superseded_learner_says_so(scene: _Scene) -> None:

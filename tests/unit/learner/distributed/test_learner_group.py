@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -30,6 +31,7 @@ from tidemill.rl.agents.interface import Agent, Update
 from tidemill.rl.process_group import SINGLE_PROCESS, draw_normal, draw_uniform
 from tidemill.rl.settings.on_policy import PPOConfig
 from tidemill.rl.settings.soft_actor_critic import SACConfig
+from tidemill.services.learner import learner
 from tidemill.services.learner.data.decoder import Batch
 from tidemill.services.learner.data.device import DeviceBacklog, resolve_device
 from tidemill.services.learner.distributed.learner_group import RankInfo, SingleLearner, StepVote, joined_group
@@ -297,6 +299,17 @@ def test_agent_that_records_is_gone_before_the_one_without_is_made() -> None:
     learning.eager = eager
     join(learning, _Others(_LACKS))
     assert learning.agent is not None
+
+
+@pytest.mark.parametrize("machines, end_s", [(1, math.inf), (2, 80.0)])
+def test_last_checkpoint_is_given_up_before_another_machine_gives_up_on_the_first_rank(
+    machines: int, end_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third of `learner.ranks_timeout_s` is left for the last version and the mark of the end."""
+    monkeypatch.setattr(learner, "Checkpointer", made := Mock())
+    first = RankInfo(0, 2, machines=machines)
+    Learner(LearnerConfig(), threading.Event(), first)._checkpointer(Mock(), Mock(), Mock())
+    assert made.call_args.kwargs["end_s"] == end_s
 
 
 def test_place_is_what_torchrun_says() -> None:

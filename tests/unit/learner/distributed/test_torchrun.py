@@ -113,14 +113,23 @@ def test_machine_that_ends_before_another_has_heard_of_it_leaves_no_traceback(mo
 
 
 @pytest.mark.parametrize(
-    "codes, is_saved", [([0, 1], True), ([-signal.SIGTERM, 0], True), ([1, 0], False), ([-9, -9], False)]
+    "codes, first, is_saved",
+    [
+        ([0, 1], 0, True),
+        ([-signal.SIGTERM, 0], 0, True),
+        ([1, 0], 0, False),
+        ([-9, -9], 0, False),
+        ([1, 1], 2, True),  # of another machine than that of rank 0
+    ],
 )
 def test_first_rank_that_fails_when_asked_to_end_has_not_saved(
-    codes: list[int], is_saved: bool, monkeypatch: pytest.MonkeyPatch
+    codes: list[int], first: int, is_saved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A launcher is to hear of it. The others save nothing, nor does one that is asked to end before it trains."""
+    """Whoever asked is to hear of it. The others save nothing, nor does one that is asked to end before it trains."""
+    monkeypatch.setattr(torchrun, "_closed_with", {0: 1})  # it was on this machine before, and failed
     ranks: Any = SubprocessContext.__new__(SubprocessContext)
     ranks._failures = {}
+    ranks.envs = {place: {"RANK": str(first + place)} for place in range(len(codes))}
     ranks.subprocess_handlers = {rank: Mock(proc=Mock(poll=lambda code=code: code)) for rank, code in enumerate(codes)}
 
     def signalled(options: argparse.Namespace) -> None:
