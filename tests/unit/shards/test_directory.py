@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Sequence
 from contextlib import closing
@@ -57,6 +58,16 @@ def test_system_resolver_answers_with_every_address_once() -> None:
     """This machine's own name stands for itself, with the port put back."""
     assert "127.0.0.1:7401" in resolve_now("localhost:7401")
     assert resolve_now("127.0.0.1:1") == ["127.0.0.1:1"]
+
+
+def test_server_with_addresses_of_both_families_is_one_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is reached by IPv4; by IPv6 where the name has no other address."""
+    ipv6 = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd00::1", 7401, 0, 0))]
+    ipv4 = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 7401))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [*ipv6, *ipv4])
+    assert resolve_now("replay:7401") == ["10.0.0.1:7401"]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: ipv6)
+    assert resolve_now("replay:7401") == ["[fd00::1]:7401"]
 
 
 @pytest.mark.parametrize("addresses", [[], [""], ["a:1", "a:1"], ["a:1", "dns:///b:1"]])

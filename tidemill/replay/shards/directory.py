@@ -25,10 +25,14 @@ _log = LateLogger()
 
 
 def resolve_now(name: str) -> list[str]:
-    """Return the addresses of `host:port` by the system's resolver, sorted. OSError: it does not know now."""
+    """Return the addresses of `host:port` by the system's resolver, sorted. OSError: it does not know now.
+
+    They are the IPv4 addresses if there are any: a server that also has an IPv6 address is one shard, not two.
+    """
     host, port = host_and_port(name)
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return sorted({joined(str(entry[4][0]), port) for entry in found})
+    ipv4 = [entry for entry in found if entry[0] == socket.AF_INET]
+    return sorted({joined(str(entry[4][0]), port) for entry in ipv4 or found})
 
 
 def servers_now(addresses: Sequence[str], timeout_s: float) -> tuple[str, ...]:
