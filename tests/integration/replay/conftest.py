@@ -8,8 +8,11 @@ from contextlib import ExitStack
 import pytest
 
 from tests.support.replay_service import LocalServer, local_server
+from tests.support.waiting import WAIT_S
 from tidemill.replay import Server
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.sampling import late_batches
+from tidemill.replay.writing import held_inserts
 
 
 @pytest.fixture
@@ -24,6 +27,13 @@ def client(server: LocalServer) -> Iterator[ReplayClient]:
     """A client of it."""
     with ReplayClient(server.address) as opened:
         yield opened
+
+
+@pytest.fixture
+def patient_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have writers and datasets that ask a server why nothing comes wait as long as a busy machine takes to answer."""
+    for module in (held_inserts, late_batches):
+        monkeypatch.setattr(module, "ReplayClient", lambda address, **_: ReplayClient(address, deadline_s=WAIT_S))
 
 
 @pytest.fixture

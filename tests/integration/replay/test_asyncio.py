@@ -101,6 +101,7 @@ async def test_cancelled_calls_take_nothing(server: LocalServer) -> None:
         await anext(dataset)
 
 
+@pytest.mark.usefixtures("patient_questions")
 async def test_cause_of_a_timeout_is_asked_beside_the_loop(
     server: LocalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,6 +159,7 @@ def test_block_that_an_error_ends_keeps_its_steps(server: LocalServer) -> None:
 
 
 @pytest.mark.parametrize("call", ["append", "append_async", "flush", "flush_async"])
+@pytest.mark.usefixtures("patient_questions")
 def test_held_back_writer_is_told_by_which_table(server: LocalServer, call: str) -> None:
     """Its error names the table, what its rate limiter asks for, and what to do."""
     table = steps_table(rate_limiter=RateLimiterConfig(10, samples_per_insert=1.0, error_buffer=20.0))
@@ -183,6 +184,7 @@ def test_held_back_writer_is_told_by_which_table(server: LocalServer, call: str)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.usefixtures("patient_questions")
 def test_writer_without_a_timeout_warns_once_that_it_is_held_back(
     server: LocalServer, monkeypatch: pytest.MonkeyPatch, is_async: bool
 ) -> None:
@@ -211,6 +213,7 @@ def test_writer_without_a_timeout_warns_once_that_it_is_held_back(
     assert re.search(naming("table 't' rate limiter: queue_size 1"), told[0])
 
 
+@pytest.mark.usefixtures("patient_questions")
 def test_held_back_writer_asks_for_the_reason_once_in_a_while(
     server: LocalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,6 +381,7 @@ def test_fractions_that_do_not_add_up(server: LocalServer) -> None:
             ReplayDataset(server.address, tables, size, create=True)
 
 
+@pytest.mark.usefixtures("patient_questions")
 def test_batch_that_does_not_come_says_why(server: LocalServer) -> None:
     """After the deadline, with what the table holds and what its limiter asks for; the next attempt may succeed."""
     table = steps_table(rate_limiter=RateLimiterConfig(min_size=3))

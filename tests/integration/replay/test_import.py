@@ -19,7 +19,7 @@ from tests.support.proxy import Proxy
 from tests.support.replay_log import kill, options
 from tests.support.replay_service import LocalServer, local_server, lose_answer_of_creation, server_process
 from tests.support.replay_streams import FIFO, make_config
-from tests.support.waiting import WAIT_S
+from tests.support.waiting import WAIT_S, crowd
 from tidemill.errors import AlreadyExists, DataLoss, FatalError, InvalidArgument, Unavailable
 from tidemill.replay import export_table, import_table
 from tidemill.replay.client import ReplayClient
@@ -101,6 +101,7 @@ def test_items_that_fit_no_table_are_refused(tmp_path: Path) -> None:
         exported.check_items()
 
 
+@pytest.mark.usefixtures("patient_questions")
 def test_import_beside_what_is_there(server: LocalServer, client: ReplayClient, tmp_path: Path) -> None:
     """Behind the items of an equal table, as its limiter allows; under another name; never into another table."""
     fill(server.address)
@@ -114,7 +115,7 @@ def test_import_beside_what_is_there(server: LocalServer, client: ReplayClient, 
         import_table(server.address, tmp_path / "out", table="other")
     client.update_table("copy", TableUpdate(queue_size=40))
     with pytest.raises(Unavailable, match=naming("table 'copy' rate limiter: queue_size 40")):
-        import_table(server.address, tmp_path / "out", table="copy", timeout_s=1.0)
+        import_table(server.address, tmp_path / "out", table="copy", timeout_s=crowd())
 
 
 @pytest.mark.parametrize("is_off", [False, True])
@@ -233,7 +234,7 @@ def test_import_into_a_server_that_goes_away_says_how_to_remove_the_table(
 
         patch.setattr(ExportedTable, "item_values", leave)
         with pytest.raises(Unavailable, match=naming("'copy'", f"tidemill replay drop {proxy.address} copy")):
-            import_table(proxy.address, tmp_path / "out", table="copy", timeout_s=1.0)
+            import_table(proxy.address, tmp_path / "out", table="copy", timeout_s=crowd())
     client.drop_table("copy")
     assert import_table(server.address, tmp_path / "out", table="copy").table_items == 40
 

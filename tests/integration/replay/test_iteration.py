@@ -154,6 +154,7 @@ def test_epoch_continues_over_a_restart_of_the_server(tmp_path: Path) -> None:
     assert len(counts) >= 200 - 4
 
 
+@pytest.mark.usefixtures("patient_questions")
 def test_rest_of_a_queue_is_given_out(server: LocalServer) -> None:
     """Ten items by four: the last two wait for more until the time is over, and the iteration then ends."""
     table = steps_table()
@@ -213,6 +214,7 @@ def test_interrupted_wait_for_a_draw_on_demand_is_over(server: LocalServer, monk
             assert _numbers(other, 1) == [[2, 3]]
 
 
+@pytest.mark.usefixtures("patient_questions")
 def test_smaller_batch_does_not_wait_behind_a_reader_of_whole_ones(server: LocalServer) -> None:
     """Of three items a reader who waits for four takes none, and one who takes fewer gets them."""
     _write(server.address, steps_table(), range(3))
@@ -346,6 +348,7 @@ def test_what_a_table_cannot_do_is_refused(server: LocalServer) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"sampler": _UNIFORM, "max_times_sampled": 0}, {}])
+@pytest.mark.usefixtures("patient_questions")
 def test_smaller_batch_is_advised_only_where_one_would_come(server: LocalServer, settings: dict[str, Any]) -> None:
     """Not where the limiter waits: an item drawn with replacement may come eight times."""
     _write(server.address, steps_table(rate_limiter=RateLimiterConfig(min_size=4), **settings), range(3))
@@ -358,6 +361,7 @@ def test_smaller_batch_is_advised_only_where_one_would_come(server: LocalServer,
 
 
 @pytest.mark.parametrize("threads", [0, 1])
+@pytest.mark.usefixtures("patient_questions")
 def test_table_smaller_than_a_batch_is_told_in_time(server: LocalServer, threads: int) -> None:
     """The epochs of so few items have no batch: `next` waits no longer than it may, and says what takes them."""
     _write(server.address, _POOL, range(3))

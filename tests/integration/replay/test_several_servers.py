@@ -94,6 +94,7 @@ def test_another_server_takes_over_for_one_that_is_lost(servers: list[Server]) -
         assert writer.restarts == 1
 
 
+@pytest.mark.usefixtures("patient_questions")
 def test_timeout_tells_of_all_servers_that_answer(servers: list[Server]) -> None:
     """The first one is gone: the items are those of the two others together."""
     addresses = [server.address for server in servers]
