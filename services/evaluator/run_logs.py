@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tidemill import formats
 from tidemill.atomic_files import write_atomically
-from tidemill.bundle.files import CONFIG, portable_settings
+from tidemill.bundle.files import CONFIG, name_beyond_sweep, portable_settings
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.curves import Refusals
@@ -134,7 +134,7 @@ class RunLogs:
             settings["run"].pop(name, None)
         for section in settings.values():
             section.pop("server", None)  # addresses and files of a machine
-        self._tensorboard.write_hparams(settings, config.run.name)
+        self._tensorboard.write_hparams(settings, name_beyond_sweep(config.run.folder, config.run.name))
 
     def add_film(self, file: Path, size: tuple[int, int], version: Version) -> None:
         """Show a GIF of the best policy, of so many pixels, in TensorBoard."""

@@ -21,6 +21,7 @@ from tidemill.bundle.files import (
     check_free,
     check_trusted,
     find_shown,
+    name_beyond_sweep,
     named_code,
     present_name,
     read_policy_params,
@@ -144,7 +145,7 @@ def export(argv: Sequence[str]) -> int:
     end_in_order()
     if arguments.to_hub:
         return _to_hub(arguments)
-    name = f"{arguments.run.resolve().name}-policy"
+    name = f"{name_beyond_sweep(arguments.run, arguments.run.resolve().name)}-policy"
     if arguments.out == "-":
         _write_archive(arguments.run, name, arguments.tag)
         return 0

@@ -18,6 +18,7 @@ from typing import Any
 
 from tidemill import formats
 from tidemill.atomic_files import is_disk_full, write_atomically
+from tidemill.bundle.files import name_beyond_sweep
 from tidemill.config.load import read_document
 from tidemill.curves import CLUSTER, CURVES
 from tidemill.errors import ConfigError, DataLoss, FailedPrecondition, FatalError
@@ -196,7 +197,7 @@ class Follower:
             print(f"{folder} is a copy of {self._place.folder}; it is sent as another run", flush=True)
             self._place = Place()
         config = read_document(folder / "config.yaml")
-        run = LoggedRun(name_of(folder), folder.resolve(), config, self._place.id)
+        run = LoggedRun(name_beyond_sweep(folder, name_of(folder)), folder.resolve(), config, self._place.id)
         self._logger: RunLogger = make_logger(name, run)
         self._place.id, self._place.folder = self._logger.id, str(folder.resolve())
         self._place.key = self._place.key or secrets.token_hex(8)

@@ -847,6 +847,19 @@ def test_run_that_was_renamed_is_exported_with_its_present_name(tmp_path: Path) 
     assert tidemill.load_config(policy / "config.yaml").run.name == "small-1"
 
 
+def test_run_of_a_sweep_is_exported_by_the_name_of_its_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the policies of two trials have separate folders, cards and settings."""
+    _trained_run(tmp_path)
+    run = tmp_path / "tuned/trial-0003/seed-1"
+    run.parent.mkdir(parents=True)
+    (tmp_path / "run").rename(run)
+    monkeypatch.chdir(tmp_path)
+    assert export([str(run)]) == 0
+    policy = tmp_path / "tuned-trial-0003-seed-1-policy"
+    assert "of the run `tuned-trial-0003-seed-1`" in (policy / "README.md").read_text()
+    assert tidemill.load_config(policy / "config.yaml").run.name == "tuned-trial-0003-seed-1"
+
+
 def test_paths_may_begin_with_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Python and after `--out=`, where no shell replaces `~`."""
     _trained_run(tmp_path)

@@ -15,6 +15,7 @@ import dataclasses
 import datetime
 import hashlib
 import json
+import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -105,9 +106,23 @@ def is_bundle(folder: Path) -> bool:
     return (folder / DOCUMENT).is_file()
 
 
+_OF_SWEEP = re.compile(r"trial-\d+/seed-\d+")
+
+
+def name_beyond_sweep(folder: Path, name: str) -> str:
+    """Return the name of a run where those of others are: of a sweep's run, `seed-1`, it is `SWEEP-trial-0003-seed-1`.
+
+    Args:
+        folder: The run's folder.
+        name: Its name.
+    """
+    *_, sweep, trial, seed = ("", "", *folder.resolve().parts)
+    return f"{sweep}-{trial}-{name}" if _OF_SWEEP.fullmatch(f"{trial}/{seed}") else name
+
+
 def present_name(folder: Path, name: str) -> str:
     """Return the name of the run in a folder, which may be another than in its settings; that of a bundle stays."""
-    present = folder.resolve().name
+    present = name_beyond_sweep(folder, folder.resolve().name)
     return name if is_bundle(folder) or not is_safe_name(present) else present
 
 

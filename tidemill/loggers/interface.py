@@ -18,7 +18,7 @@ class LoggedRun:
     """The run that a logger is made for.
 
     Attributes:
-        name: Name of the run.
+        name: Name of the run; of a sweep's run `SWEEP-trial-0003-seed-1`.
         folder: The run's folder.
         config: Its settings as YAML would hold them, e.g. `config["agent"]["gamma"]`.
         id: What `RunLogger.id` was when this run was last sent, so that it is continued there; empty the first time.

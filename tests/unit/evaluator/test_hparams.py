@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,9 @@ def _rows(root: Path) -> list[tuple[dict[str, Any], dict[str, float]]]:
     for group in groups:
         settings = {name: value.number_value or value.string_value for name, value in group.hparams.items()}
         found.append((settings, {value.name.tag: value.value for value in group.metric_values}))
-    assert all(re.fullmatch(r"[ab], \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", group.name) for group in groups)
+    assert all(
+        re.fullmatch(r"(tuned-trial-000\d-seed-1|[ab]), \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", group.name) for group in groups
+    )
     return sorted(found, key=lambda row: str(row[1]))
 
 
@@ -84,6 +87,15 @@ def test_runs_are_rows_with_their_settings_and_scores(tmp_path: Path) -> None:
     )
     assert not {"run.name", "run.root"} & set(settings)
     assert not any(name.startswith("actor.server") for name in settings), "of this machine"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_runs_of_a_sweep_that_start_at_once_are_rows_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are called `seed-1`, and rows of one name and second are taken for one."""
+    monkeypatch.setattr(time, "strftime", lambda *_: "2026-12-01 10:00:00")
+    for number in range(2):
+        _write(tmp_path / f"tuned/trial-000{number}", "seed-1", seed=1, gamma=0.9 + number / 100, score=float(number))
+    assert [row["agent.gamma"] for row, _ in _rows(tmp_path)] == [0.9, 0.91]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

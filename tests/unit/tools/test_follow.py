@@ -95,6 +95,19 @@ def _steps(run: Path) -> list[int]:
     return [record["step"] for record in _sent(run)]
 
 
+def test_run_of_a_sweep_is_named_by_its_trial(tmp_path: Path) -> None:
+    """All runs of a sweep are `seed-1`; elsewhere a folder's name is the run's."""
+    for name, sent in {
+        "tuned/trial-0003/seed-1": "tuned-trial-0003-seed-1",
+        "tuned/trial-0003/mine": "mine",
+        "tuned/seed-1": "seed-1",
+    }.items():
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text("agent: {gamma: 0.5}\n")
+        assert Follower(folder, NAME).id == f"new-{sent}-0.5"
+
+
 def test_each_line_is_sent_once_over_restarts(run: Path) -> None:
     """A follower that starts later continues where the one before it stopped, under the same name there."""
     _append(run, _line(1, loss=0.5) + _line(2, loss=0.25))
