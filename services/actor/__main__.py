@@ -141,9 +141,7 @@ def _act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) -
             _log.info("stopped")
             return
         stack.enter_context(closing(writer))
-        # the replay service does not know the former process of an actor whose name is made up at each start
-        earlier = writer.superseded_epoch or (0 if settings.id else zlib.crc32(actor_id.encode()))
-        seed = training_seed(config.run.seed, index, earlier, num_envs=config.env.num_envs)
+        seed = first_seed(config, actor_id, index, writer.superseded_epoch)
         policy, params, own_params = make_policy(config, env.spec, slot, seed, stop, stack)
         watch_writer(writer, lambda: own_params.waited_s if own_params is not None else 0.0)
         throttle = make_throttle(settings.max_env_steps_per_s, num_envs, stop)
@@ -230,6 +228,14 @@ def make_pacer(
         return None
     windows = windows_per_version(config.agent, config.learner, count, config.env.num_envs)
     return partial(VersionPacer(windows, config.learner.publish_every, lead=lag // count).wait, params, writer)
+
+
+def first_seed(config: ActorConfig, actor_id: str, index: int, superseded_epoch: int) -> int:
+    """Return the seed of the first environment of an actor, given its earlier epoch at the replay service."""
+    # which does not know the former process of an actor whose name is made up at each start, or from before a resume
+    # without its log
+    earlier = superseded_epoch or (config.run.continued_from if config.actor.id else zlib.crc32(actor_id.encode()))
+    return training_seed(config.run.seed, index, earlier, num_envs=config.env.num_envs)
 
 
 def training_seed(run_seed: int, actor_index: int, earlier: int = 0, *, num_envs: int = 1) -> int:

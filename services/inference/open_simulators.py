@@ -115,10 +115,11 @@ def open_simulator_writer(
 def exploration_seeds(config: InferenceConfig, writer: ReplayWriter) -> tuple[int, ...]:
     """Return the seeds of a service's exploration, which differ on each machine, for each index and after a restart.
 
-    A restarted service continues its streams behind the steps that they have, or supersedes them.
+    A restarted service continues its streams behind the steps that they have, or supersedes them; after a resume
+    without the log of the replay service it has neither.
     """
-    host = zlib.crc32(socket.gethostname().encode())
-    return config.run.seed, host, config.inference.index, writer.superseded_epoch, int(writer.next_steps.sum())
+    host, own = zlib.crc32(socket.gethostname().encode()), (config.run.seed, config.run.continued_from)
+    return *own, host, config.inference.index, writer.superseded_epoch, int(writer.next_steps.sum())
 
 
 def make_explorer(config: InferenceConfig, spec: EnvSpec, seeds: Sequence[int], slot: int) -> SplitPolicy:

@@ -44,6 +44,11 @@ def read_params(folder: Path, selector: int | str = LATEST) -> Params:
     return Params(version, encoding.precision, blob)
 
 
+def newest_number(folder: Path) -> int:
+    """Return the number of the newest version in a server's folder; 0 without one."""
+    return max(_stored_numbers(folder), default=0)
+
+
 class OwnFolder:
     """Tells whether a folder is that of the server whose versions are followed, not that of another run."""
 

@@ -50,6 +50,7 @@ from tidemill.services.launcher.run.paths import (
     socket_folder_of,
     with_absolute_log,
     with_addresses,
+    with_beginning,
     with_storage,
 )
 from tidemill.services.launcher.supervise.child import DEFAULTS
@@ -139,7 +140,7 @@ def run(config: RunConfig, folder: RunFolder, loggers: LoggerProcesses, forks: F
     try:
         loggers.start(config.launcher.loggers, folder)
         # services may run code that changes the working directory, as an environment can
-        config = with_run_paths(with_storage(with_addresses(config, sockets)), folder.path)
+        config = with_beginning(with_run_paths(with_storage(with_addresses(config, sockets)), folder.path))
         folder.write_cluster(config)
         specs = cluster_specs(config, folder.cluster_file, sockets)
         if config.inference.simulators:

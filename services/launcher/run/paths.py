@@ -18,6 +18,7 @@ from tidemill.config.load import read_settings, take_option
 from tidemill.config.sections import RunConfig
 from tidemill.errors import AlreadyExists, ConfigError, FatalError
 from tidemill.linux import LONGEST_SOCKET
+from tidemill.params.stored import newest_number
 from tidemill.rpc.settings import ServerSettings
 from tidemill.services.launcher.run.folder import has_trained, with_run_paths
 from tidemill.settings.check import refuse
@@ -267,6 +268,12 @@ def with_storage(config: RunConfig) -> RunConfig:
     if storage.folder or storage.memory_only:
         return config
     return _with_log_in(config, RUN_LOG)
+
+
+def with_beginning(config: RunConfig) -> RunConfig:
+    """Return the settings with the version of the parameters that the run continues from."""
+    number = newest_number(config.run.params_folder)
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, continued_from=number))
 
 
 def with_absolute_log(config: RunConfig) -> RunConfig:

@@ -7,8 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from tidemill.config.run import RunSettings
+from tidemill.config.sections import ActorConfig
+from tidemill.config.services import ActorSettings
 from tidemill.rl.exploration import ActorSlot, epsilon_ladder
-from tidemill.services.actor.__main__ import training_seed
+from tidemill.services.actor.__main__ import first_seed, training_seed
 from tidemill.services.actor.actor_index import actor_index
 
 
@@ -34,6 +37,18 @@ def test_restarted_actor_plays_other_episodes() -> None:
     assert min(later - earlier for earlier, later in pairwise(firsts)) >= 1_000  # room for as many environments
     assert all(100_000_000 <= seed < 2**31 - 10_000 for seed in seeds)
     assert training_seed(1, 3, 0) == training_seed(1, 3)
+
+
+def test_resumed_actor_plays_other_episodes_whatever_the_replay_service_knows() -> None:
+    """Without its log, by the version of the parameters that the run continues from; the same resume repeats them."""
+
+    def seed(continued_from: int, epoch: int = 0, actor_id: str = "actor-0") -> int:
+        config = ActorConfig(run=RunSettings(continued_from=continued_from), actor=ActorSettings(id=actor_id))
+        return first_seed(config, actor_id or "a1b2-7", 0, epoch)
+
+    assert seed(0) == training_seed(1, 0)
+    assert seed(7) == seed(7)
+    assert len({seed(0), seed(7), seed(9), seed(7, epoch=5), seed(7, actor_id="")}) == 5
 
 
 @pytest.mark.parametrize(

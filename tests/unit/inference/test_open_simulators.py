@@ -30,7 +30,7 @@ from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.services.inference import open_simulators
 from tidemill.services.inference.__main__ import request_limit
 from tidemill.services.inference.episode import Episode
-from tidemill.services.inference.open_simulators import serve_simulators, writer_name
+from tidemill.services.inference.open_simulators import exploration_seeds, serve_simulators, writer_name
 from tidemill.services.inference.resume_token import Identity, Place, place_of
 from tidemill.settings.check import is_safe_name
 from tidemill.simulator.wire import Declared, SeenStep, pack_open, unpack_open
@@ -108,6 +108,13 @@ def _opened(run: InferenceConfig, spec: EnvSpec, monkeypatch: pytest.MonkeyPatch
     asyncio.run(serve_simulators(run, spec, policy, device, unused, lambda _: None, threading.Event()))
     assert opened["device"] == device
     return opened
+
+
+def test_simulators_of_a_resumed_run_explore_otherwise_whatever_the_replay_service_knows() -> None:
+    """Without its log they have no streams to continue; the same resume repeats them."""
+    unused: Any = SimpleNamespace(superseded_epoch=0, next_steps=np.zeros(4, np.int64))
+    seeds = [exploration_seeds(InferenceConfig(run=RunSettings(continued_from=n)), unused) for n in (0, 7, 7)]
+    assert seeds[0] != seeds[1] == seeds[2]
 
 
 @pytest.mark.parametrize("name", DISTINCT_CASES)

@@ -32,6 +32,7 @@ from tidemill.services.launcher.run.paths import (
     make_socket_folder,
     remove_socket_folder,
     with_addresses,
+    with_beginning,
     with_storage,
 )
 
@@ -52,6 +53,17 @@ def test_run_keeps_its_log_in_its_folder_unless_told_otherwise(storage: StorageS
     found = with_storage(config)
     assert found.replay.storage == dataclasses.replace(storage, folder=folder)
     assert dataclasses.replace(found, replay=config.replay) == config
+
+
+def test_run_begins_with_the_newest_version_in_its_folder(tmp_path: Path) -> None:
+    """A new run with none, whatever the settings that it is started with have from another run."""
+    config = RunConfig(run=RunSettings(name="run", root=str(tmp_path), continued_from=9))
+    assert with_beginning(config).run.continued_from == 0
+    folder = config.run.params_folder
+    folder.mkdir(parents=True)
+    for name in ("0000000002.json", "0000000012.json", "0000000012.copy.json", "tags.json"):
+        (folder / name).touch()
+    assert with_beginning(config).run.continued_from == 12
 
 
 def test_resume_says_whether_experience_comes_back(tmp_path: Path) -> None:
