@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from tidemill.settings.overlay import to_document
 SCORES = "scores.csv"
 _NOTHING = ("", "seed")  # what a number stands behind, and says nothing of the run
 _LONGEST_LABEL = 40
+_MOST_NAMES = 8
+_FIRST = ("env.id", "agent.algorithm")  # say most of what a run was
 _TRIAL = re.compile(r"trial-\d+")
 
 
@@ -124,20 +126,43 @@ def _curve(folder: Path) -> Curve:
 
 
 def _named_by_settings(groups: Sequence[Group]) -> list[Group]:
-    """Return groups in which a sweep's trials are named by what they differ in: `learning_rate 0.001, gamma 0.9`."""
-    trials = {
-        number: _compared_settings(group.curves[0].folder)
-        for number, group in enumerate(groups)
-        if _TRIAL.fullmatch(group.label)
+    """Return groups that can be told apart: those with the same label are also named by what they differ in.
+
+    A sweep's trials are named by that alone: `learning_rate 0.001, gamma 0.9`.
+    """
+    alike: dict[str, list[int]] = {}
+    for number, group in enumerate(groups):
+        alike.setdefault("" if _TRIAL.fullmatch(group.label) else group.label, []).append(number)
+    named = list(groups)
+    for label, numbers in alike.items():
+        settings = [_compared_settings(groups[number].curves[0].folder) for number in numbers]
+        names = _differing(settings)
+        for number, values in zip(numbers, settings, strict=True):
+            words = [f"{name.rpartition('.')[2]} {values.get(name)}" for name in names]
+            if words:
+                named[number] = replace(groups[number], label=", ".join([label, *words] if label else words))
+    return named
+
+
+def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the settings that runs differ in; of very many, as of two algorithms, some that tell all."""
+    values = {
+        name: [str(each.get(name)) for each in settings]
+        for name in sorted({name for each in settings for name in each}, key=lambda name: (name not in _FIRST, name))
     }
-    names = sorted({name for settings in trials.values() for name in settings})
-    differ = [name for name in names if len({str(settings.get(name)) for settings in trials.values()}) > 1]
+    names = [name for name, found in values.items() if len(set(found)) > 1]
+    if len(names) <= _MOST_NAMES:
+        return names
+    telling: list[str] = []
+    for name in names:
+        if _kinds(values, [*telling, name]) > _kinds(values, telling):
+            telling.append(name)
+    return telling
 
-    def label(number: int, group: Group) -> str:
-        values = (f"{name.rpartition('.')[2]} {trials[number].get(name)}" for name in differ)
-        return ", ".join(values) if number in trials and differ else group.label
 
-    return [replace(group, label=label(number, group)) for number, group in enumerate(groups)]
+def _kinds(values: Mapping[str, Sequence[str]], names: Sequence[str]) -> int:
+    """Return how many kinds of runs these settings tell apart."""
+    return len(set(zip(*(values[name] for name in names), strict=True))) or 1
 
 
 def _runs(folder: Path) -> list[Path]:

@@ -173,6 +173,26 @@ def test_trials_of_a_sweep_are_named_by_what_they_differ_in(tmp_path: Path) -> N
     assert alone.label == "trial-0001"
 
 
+def test_runs_of_one_name_with_other_settings_are_named_by_these(tmp_path: Path) -> None:
+    """As after `--fresh`, which numbers the earlier runs, or `pong-1`, `pong-2` beside `pong-3`, `pong-4`."""
+    for number, rate in enumerate((0.001, 0.001, 0.01, 0.01), start=1):
+        _run(tmp_path / f"pong-{number}", number % 2, [1.0], learning_rate=rate)
+    _run(tmp_path / "wide", 1, [1.0], hidden_sizes=[64])
+    groups = find_groups([str(tmp_path)])
+    labels = ["pong, learning_rate 0.001", "pong, learning_rate 0.01", "wide"]
+    assert [(group.label, len(group.curves)) for group in groups] == list(zip(labels, (2, 2, 1), strict=True))
+
+
+def test_runs_of_one_name_and_other_algorithms_are_named_by_few_settings(tmp_path: Path) -> None:
+    """They differ in dozens; those that tell them apart are enough."""
+    agents: list[dict[str, Any]] = [{}, {"algorithm": "td3"}, {"algorithm": "td3", "gamma": 0.5}]
+    for number, agent in enumerate(agents):
+        _run(tmp_path / str(number) / "pong", 1, [1.0], **agent)
+    groups = find_groups([str(tmp_path / str(number)) for number in range(3)])
+    labels = ["algorithm sac, gamma 0.99", "algorithm td3, gamma 0.99", "algorithm td3, gamma 0.5"]
+    assert [group.label for group in groups] == [f"pong, {label}" for label in labels]
+
+
 def test_run_that_is_given_from_within_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its label was that of the folder above."""
     run, other = _run(tmp_path / "pong", 1, [1.0]), _run(tmp_path / "wide", 1, [2.0], hidden_sizes=[64])
