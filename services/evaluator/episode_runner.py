@@ -8,15 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-import torch
-
+from tidemill.acting.params import load_params
 from tidemill.config.evaluation import check_policy, epsilon_of, noop_max_of
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.interface import EpisodeSummary, VectorEnv
 from tidemill.envs.make import make_env, make_isolated, spec_of
 from tidemill.envs.settings import EnvSettings
-from tidemill.errors import FatalError
-from tidemill.params.blob import unpack
 from tidemill.params.version import Params
 from tidemill.rl.action_noise import NoiseConfig
 from tidemill.rl.agents.build import build_policy
@@ -90,13 +87,7 @@ class EpisodeRunner:
         self._protocol.close()
 
     def _eval_policy(self, params: Params) -> EvalPolicy:
-        state = {name: torch.from_numpy(value) for name, value in unpack(params.blob).items()}
-        try:
-            self._policy.load(state)
-        except (RuntimeError, KeyError) as error:
-            raise FatalError(
-                f"version {params.number} does not fit agent.*; use the settings it was trained with: {error}"
-            ) from error
+        load_params(self._policy, params.blob, params.number, params.version.metadata.algorithm)
         settings, recurrent_state_size = self._config.evaluator, self._policy.recurrent_state_size
         if settings.policy == "sampled":
             return EvalPolicy(

@@ -12,11 +12,10 @@ from functools import partial
 
 import numpy as np
 import structlog
-import torch
 from numpy.typing import NDArray
 
+from tidemill.acting.params import load_params
 from tidemill.inference.wire import Answer
-from tidemill.params.blob import unpack
 from tidemill.params.version import Params
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.rl.agents.interface import NoiseRows, Policy, SplitPolicy
@@ -204,7 +203,7 @@ class ForwardThread:
 
 
 def _load(policy: Policy, params: Params) -> None:
-    policy.load({name: torch.from_numpy(value) for name, value in unpack(params.blob).items()})
+    load_params(policy, params.blob, params.number, params.version.metadata.algorithm)
 
 
 def _evaluated(policy: Policy, joined: PolicyInput, _: list[PendingStep]) -> dict[str, NDArray[np.float32]]:

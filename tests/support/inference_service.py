@@ -39,10 +39,10 @@ class FixedParams:
         self._changed = threading.Condition()
         self._params: Params | None = None
 
-    def set(self, state: dict[str, Tensor], number: int = 1, env_steps: int = 0) -> None:
+    def set(self, state: dict[str, Tensor], number: int = 1, env_steps: int = 0, algorithm: str = "") -> None:
         """Have parameters from now on."""
         with self._changed:
-            self._params = params_of(state, number, env_steps)
+            self._params = params_of(state, number, env_steps, algorithm)
             self._changed.notify_all()
 
     def newest(self) -> Params | None:
@@ -56,9 +56,9 @@ class FixedParams:
             return self._params
 
 
-def params_of(state: dict[str, Tensor], number: int = 1, env_steps: int = 0) -> Params:
+def params_of(state: dict[str, Tensor], number: int = 1, env_steps: int = 0, algorithm: str = "") -> Params:
     """Return parameters as a version."""
-    metadata = ParamsMetadata(learner_steps=10 * number, env_steps=env_steps)
+    metadata = ParamsMetadata(algorithm, learner_steps=10 * number, env_steps=env_steps)
     created = datetime.datetime(2024, 2, 29, tzinfo=datetime.UTC)
     blob = pack({name: np.asarray(tensor) for name, tensor in state.items()})
     return Params(Version(number, number - 1, 1, created, metadata, ()), Precision.FULL, blob)

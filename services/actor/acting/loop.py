@@ -11,12 +11,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import structlog
-import torch
 from numpy.typing import NDArray
 
+from tidemill.acting.params import load_params
 from tidemill.envs.interface import VectorEnv, VectorStep, action_mask_of
 from tidemill.errors import DataLoss, Unavailable
-from tidemill.params.blob import unpack
 from tidemill.params.version import Params
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.replay.writing.writer import ReplayWriter
@@ -79,11 +78,16 @@ class PolicyParams:
         return False
 
     def refresh(self) -> None:
-        """Load the newest parameters if they are newer than the policy's; never waits."""
+        """Load the newest parameters if they are newer than the policy's; never waits.
+
+        Raises:
+            FatalError: They are those of another network.
+        """
         params = self.watcher.newest()
         if params is not None and params is not self._loaded:
-            self.policy.load({name: torch.from_numpy(value) for name, value in unpack(params.blob).items()})
-            metadata, self._loaded = params.version.metadata, params
+            metadata = params.version.metadata
+            load_params(self.policy, params.blob, params.number, metadata.algorithm)
+            self._loaded = params
             self.version, self.env_steps = params.version.version, metadata.env_steps
             self.learner_steps, self.fencing_token = metadata.learner_steps, params.version.fencing_token
 

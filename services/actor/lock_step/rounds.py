@@ -6,11 +6,10 @@ import threading
 from pathlib import Path
 
 import structlog
-import torch
 
+from tidemill.acting.params import load_params
 from tidemill.config.lock_step import LockStep
 from tidemill.errors import DataLoss, FatalError
-from tidemill.params.blob import unpack
 from tidemill.replay.writing.writer import ReplayWriter
 from tidemill.services.actor.acting.loop import PolicyParams
 from tidemill.services.actor.lock_step.history import History
@@ -161,5 +160,5 @@ def _end_of(number: int, epoch: int, params: PolicyParams, messages: tuple[bytes
 
 
 def _load(params: PolicyParams, kept: RoundEnd) -> None:
-    params.policy.load({name: torch.from_numpy(value) for name, value in unpack(kept.params).items()})
+    load_params(params.policy, kept.params, kept.version)
     params.version, params.learner_steps = kept.version, kept.learner_steps
