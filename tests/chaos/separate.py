@@ -15,8 +15,8 @@ import numpy as np
 import yaml
 
 from tests.chaos.fault_report import FaultReport
+from tests.support.free_ports import free_address
 from tests.support.learner_cluster import Process, is_serving
-from tests.support.params_service import free_address
 from tests.support.proxy import Proxy
 from tests.support.scraped import scrape
 from tests.support.waiting import wait_until

@@ -21,8 +21,8 @@ from tests.chaos.cluster import ends_cleanly, watching
 from tests.chaos.fault_report import FaultReport, pause
 from tests.chaos.memory import MemoryRecord
 from tests.chaos.network import FAULTS
+from tests.support.free_ports import free_address
 from tests.support.launched import Launched, launched
-from tests.support.params_service import free_address
 from tests.support.proxy import Proxy
 from tests.support.waiting import wait_until
 from tidemill.errors import TidemillError

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
-import random
 import re
 import shutil
 import signal
-import socket
 import tempfile
 import threading
 import urllib.error
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.compose.engine import Engine, NoEngine
+from tests.support.free_ports import free_port
 from tests.support.waiting import crowd, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,7 +58,7 @@ class Stack:
         self.engine = engine
         self.project = f"tidemill-test-{os.getpid()}"
         self.version = self.project
-        self._prometheus_port, tensorboard_port, page_port = _ports()
+        self._prometheus_port, tensorboard_port, page_port = (free_port() for _ in range(3))
         self._variables = settings | {
             "COMPOSE_PROJECT_NAME": self.project,
             "TIDEMILL_VERSION": self.version,
@@ -384,17 +383,6 @@ class Stack:
         except urllib.error.HTTPError as error:  # a query that is not valid is explained in the body
             document = json.load(error)
         return document
-
-
-def _ports() -> tuple[int, int, int]:
-    """Return ports that are free, and that no other test is given: the engine takes them minutes later, and again."""
-    found: set[int] = set()
-    while len(found) < 3:
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", random.SystemRandom().randrange(10_000, 20_000)))  # below those of connections
-            found.add(probe.getsockname()[1])
-    first, second, third = found
-    return first, second, third
 
 
 def until(is_true: Callable[[], bool], what: str, describe: Callable[[], str] = str, bound_s: float = 0.0) -> None:

@@ -11,9 +11,9 @@ from prometheus_client import REGISTRY
 
 from tests.support.demonstrations import demonstrations, write_demonstrations
 from tests.support.feeder import SPEC, TABLE
+from tests.support.free_ports import free_port
 from tests.support.learner_cluster import LearnerCluster
 from tests.support.naming import naming
-from tests.support.params_service import free_port
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.config.sources import SourceSettings
 from tidemill.errors import ConfigError, Unavailable

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from tests.support.demonstrations import demonstrations, write_demonstrations
+from tests.support.free_ports import free_address
 from tests.support.launched import ROOT, launched
 from tests.support.naming import naming
 from tests.support.own_algorithm import OwnAgent, OwnConfig, OwnPolicy
-from tests.support.params_service import free_address
 from tests.support.replay_service import local_server
 from tests.support.waiting import WAIT_S
 from tidemill.config.load import load_config, write_document

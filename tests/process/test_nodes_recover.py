@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.free_ports import free_port
 from tests.support.learner_cluster import LearnerCluster, Process, learner_cluster
-from tests.support.params_service import free_port
 from tests.support.waiting import wait_until
 
 _WAIT_S = 240.0  # a machine takes four starts of torch to come back

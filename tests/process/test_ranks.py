@@ -16,8 +16,8 @@ from torch import Tensor
 from tests.process.rank_updates import trained
 from tests.support.batches import DISTINCT_CASES
 from tests.support.forked_service import fork_service
+from tests.support.free_ports import free_address, free_port
 from tests.support.launched import ROOT
-from tests.support.params_service import free_address, free_port
 from tidemill.process import GPU_LOST
 from tidemill.programs.fork_client import ForkedPopen
 from tidemill.programs.fork_server import Order

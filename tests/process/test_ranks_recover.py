@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import sys
 import time
-from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 from tests.support.forked_service import fork_service
+from tests.support.free_ports import free_port
 from tests.support.learner_cluster import LearnerCluster
 from tests.support.processes import sockets_of
 from tests.support.ranks import RANKS, start_ranks, workers
@@ -67,7 +66,7 @@ def test_rank_that_hangs_is_ended_soon_after_another_died(cluster: LearnerCluste
 
 def test_rank_that_fails_does_not_wait_for_an_exchange_in_flight(tmp_path: Path) -> None:
     """The other is silent and the exchange never ends; the process that failed does."""
-    port, log = _two_free_ports(), tmp_path / "log"
+    port, log = free_port(), tmp_path / "log"
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     ranks = []
     with log.open("wb") as output:
@@ -120,7 +119,7 @@ def test_every_rank_serves_its_metrics_and_listens_on_loopback_alone(cluster: Le
 
     Neither torchrun's store nor what carries the gradients can be reached from another machine.
     """
-    port = _two_free_ports()
+    port = free_port(in_a_row=2)
     learner = start_ranks(cluster, "--learner.server.metrics-address", f"127.0.0.1:{port}")
     cluster.wait_for_status(lambda s: s.learner_steps > 50, "50 updates")
     wait_until(lambda: _metrics(port + 1).get("tidemill_learner_steps_total", 0) > 0, "steps of the second rank")
@@ -132,17 +131,6 @@ def test_every_rank_serves_its_metrics_and_listens_on_loopback_alone(cluster: Le
     assert [address for address in addresses if not address.is_loopback] == []
     learner.signal(signal.SIGTERM)
     assert learner.wait() == 0, learner.text()
-
-
-def _two_free_ports() -> int:
-    """Return the first of two ports that follow each other."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            with suppress(OSError, OverflowError):
-                second.bind(("127.0.0.1", port + 1))
-                return port
 
 
 def _metrics(port: int) -> dict[str, float]:

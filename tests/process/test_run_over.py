@@ -10,9 +10,9 @@ import urllib.request
 
 import pytest
 
+from tests.support.free_ports import free_address
 from tests.support.learner_cluster import LearnerCluster, Process
 from tests.support.naming import naming
-from tests.support.params_service import free_address
 from tests.support.scraped import scrape
 from tests.support.waiting import wait_until
 from tidemill.config.run import RunSettings

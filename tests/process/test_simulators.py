@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.free_ports import free_address
 from tests.support.launched import BOUND_S, ROOT, Launched, launched, learner_of
-from tests.support.params_service import free_address
 from tests.support.replay_service import local_server
 from tests.support.simulator_service import create_table, local_simulators
 from tests.support.waiting import wait_until

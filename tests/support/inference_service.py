@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 from torch import Tensor
 
+from tests.support.free_ports import free_address
 from tidemill.inference.wire import Opening
 from tidemill.params.blob import pack
 from tidemill.params.version import Params, ParamsMetadata, Precision, Version
@@ -87,7 +88,7 @@ def local_inference(
     spec: EnvSpec,
     params: FixedParams,
     *,
-    address: str = "127.0.0.1:0",
+    address: str = "",
     max_batch: int = 64,
     max_wait_s: float = 60.0,
     max_streams: int = 8,
@@ -100,7 +101,7 @@ def local_inference(
     forward = ForwardThread(policy, watcher, Batcher(max_batch, max_wait_s), metrics, errors.append)
     served = Opening(config.algorithm, max_batch, spec, policy.recurrent_state_size)
     try:
-        with BackgroundServer("inference", ServerSettings(address, grace_s=0.2)) as background:
+        with BackgroundServer("inference", ServerSettings(address or free_address(), grace_s=0.2)) as background:
             servicer = InferenceServicer(served, forward, device, metrics, max_batch=max_batch, max_streams=max_streams)
             servicer.add_to(background.server)
             yield LocalInference(background.start(), registry)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from tests.support.forked_service import ServiceProcess
+from tests.support.free_ports import free_address
 from tests.support.waiting import WAIT_S
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import ParamsMetadata, Precision
@@ -54,7 +54,7 @@ def local_server(
     stall_s: float = 10.0,
     unread_s: float = 30.0,
     max_fetch_bytes: int = 64 * MIB,
-    address: str = "127.0.0.1:0",
+    address: str = "",
 ) -> Iterator[LocalServer]:
     """Serve a folder, on a free port unless an address is given."""
     store = VersionStore(
@@ -68,7 +68,7 @@ def local_server(
     writer = StoreWriter(store, notifier, clock=lambda: datetime.datetime.now(datetime.UTC), stall_s=stall_s)
     metrics = Metrics(lambda: store.catalog, registry)
     try:
-        with BackgroundServer("paramserver", ServerSettings(address, grace_s=0.2)) as background:
+        with BackgroundServer("paramserver", ServerSettings(address or free_address(), grace_s=0.2)) as background:
             servicer = ParamServicer(
                 store, writer, notifier, metrics, max_fetch_bytes=max_fetch_bytes, unread_s=unread_s
             )
@@ -92,18 +92,6 @@ class ServerProcess(ServiceProcess):
         """Return the next line it writes."""
         assert self.process.stdout is not None
         return self.process.stdout.readline()
-
-
-def free_port() -> int:
-    """Return a port of the loopback interface that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def free_address() -> str:
-    """Return a loopback address whose port was free a moment ago, for a server that starts twice on it."""
-    return f"127.0.0.1:{free_port()}"
 
 
 @contextmanager

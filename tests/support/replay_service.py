@@ -15,6 +15,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from tests.support.forked_service import ServiceProcess
+from tests.support.free_ports import free_address
 from tests.support.proxy import Proxy
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_items
 from tests.support.waiting import WAIT_S, wait_until
@@ -81,7 +82,11 @@ class ServerProcess(ServiceProcess):
     def __init__(
         self, address: str = "127.0.0.1:0", *options: str, before: Sequence[str] = (), forked: bool = True
     ) -> None:
-        """Start it at an address; `before` and `forked` are as of `ServiceProcess`."""
+        """Start it at an address; `before` and `forked` are as of `ServiceProcess`.
+
+        Of a port 0 it is one that no connection takes until the server listens there again.
+        """
+        address = free_address() if address == "127.0.0.1:0" else address
         super().__init__("replay", "--replay.server.address", address, *options, before=before, forked=forked)
 
     def start(self) -> None:

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
+from tests.support.free_ports import free_address
 from tests.support.inference_service import FixedParams, state_of
 from tests.support.waiting import WAIT_S
 from tidemill.config.run import ClusterSettings
@@ -90,7 +91,7 @@ def local_simulators(
     config: AgentConfig,
     spec: EnvSpec,
     *,
-    address: str = "127.0.0.1:0",
+    address: str = "",
     slots: int = 4,
     slots_per_caller: int = 4,
     grace_s: float = 60.0,
@@ -144,7 +145,7 @@ def local_simulators(
         curves=None if run is None else SimulatorCurves(run, "inference-0", every_s=0.0),
     )
     try:
-        with BackgroundServer("inference", ServerSettings(address, grace_s=0.2)) as background:
+        with BackgroundServer("inference", ServerSettings(address or free_address(), grace_s=0.2)) as background:
             fetch = (versions or {}).__getitem__
             servicer = SimulatorServicer(
                 simulators,

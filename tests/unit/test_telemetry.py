@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
+from tests.support.free_ports import free_port
 from tests.support.naming import naming
 from tidemill import kernel
 from tidemill.errors import ConfigError, FatalError
@@ -81,9 +81,7 @@ def test_metrics_are_served_without_creation_times() -> None:
 
 def test_processes_of_one_machine_have_a_port_each() -> None:
     """They follow the one in the settings; of free ones each takes its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     settings = ServerSettings(metrics_address=f"127.0.0.1:{port - 1}")
     assert serve_metrics(settings, place=1) == f"127.0.0.1:{port}"
     with pytest.raises(FatalError, match=naming(f"127.0.0.1:{port}")):

@@ -14,9 +14,9 @@ import torch
 from structlog.testing import capture_logs
 
 from tests.support.batches import CASES, DISTINCT_CASES, VECTOR
+from tests.support.free_ports import free_address
 from tests.support.inference_service import FixedParams, Played, local_inference, state_of
 from tests.support.naming import because, naming
-from tests.support.params_service import free_address
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.envs.make import make_env
 from tidemill.envs.settings import EnvSettings

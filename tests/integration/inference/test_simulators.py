@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from tests.support.batches import CASES
+from tests.support.free_ports import free_address
 from tests.support.inference_service import params_of, state_of
 from tests.support.naming import because, naming
-from tests.support.params_service import free_address
 from tests.support.replay_service import local_server, server_process
 from tests.support.simulator_service import CHUNK, create_table, local_simulators, stored_items
 from tests.support.waiting import WAIT_S, wait_until

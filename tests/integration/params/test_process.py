@@ -19,8 +19,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.processes import processor_s
+from tests.support.free_ports import free_address
 from tests.support.naming import naming
-from tests.support.params_service import METADATA, ServerProcess, free_address, local_server, publish, server_process
+from tests.support.params_service import METADATA, ServerProcess, local_server, publish, server_process
 from tests.support.processes import resident_mib
 from tests.support.scraped import scrape
 from tests.support.waiting import WAIT_S, wait_until

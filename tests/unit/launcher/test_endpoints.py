@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.free_ports import free_port
 from tidemill.services.launcher.view.endpoints import AskedEndpoints
 
 
@@ -53,9 +54,7 @@ class _Process:
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_Process, _Process]]:
     """Two actors behind one name, at once asked again."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    port = free_port()
     real = socket.getaddrinfo
 
     def resolved(host: str, *rest: Any, **more: Any) -> Any:  # noqa: ANN401
@@ -202,9 +201,7 @@ def test_process_behind_one_of_two_kinds_of_address_has_one_row(
 ) -> None:
     """Also if it starts after it was first asked for, or ends."""
     _both_kinds(monkeypatch, *addresses)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    port = free_port()
     with closing(AskedEndpoints([f"box:{port}"], every_s=0.0)) as asked:
         seen = [[(row.name, row.phase.value) for row in asked()]]
         with closing(_Process("127.0.0.1", port, "one")):
