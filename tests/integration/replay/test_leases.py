@@ -100,6 +100,11 @@ def test_batches_of_one_sample_are_handed_out_one_by_one(batches_per_sample: int
         assert rest(server.address, table) == list(range(2, 30))
 
 
+def _await_half(dataset: ReplayDataset) -> None:
+    """Wait until it has the part of the first of two tables, and waits for the second."""
+    wait_until(lambda: dataset.take(0.0) is None and dataset._waits_for == 1, "the half of the full one")
+
+
 def test_batch_of_several_queues_is_kept_until_it_is_whole() -> None:
     """One queue is empty: the time-out costs the other nothing."""
     with local_server() as server:
@@ -109,8 +114,7 @@ def test_batch_of_several_queues_is_kept_until_it_is_whole() -> None:
                 writer.append(numbered_step(number))
             writer.flush(WAIT_S)
             with ReplayDataset(server.address, {full: 0.5, empty: 0.5}, 4, timeout_s=0.3) as dataset:
-                half = "the half of the full one"
-                wait_until(lambda: dataset.take(0.0) is None and dataset._waits_for == 1, half)
+                _await_half(dataset)
                 for _ in range(2):
                     with pytest.raises(Exception, match=naming("table 'u'")):
                         next(dataset)
@@ -128,13 +132,12 @@ def test_part_of_a_batch_that_never_became_whole_is_given_back(threads: int) -> 
     with local_server() as server:
         full, empty = steps_table("t"), steps_table("u")
         write(server.address, full, 8)
-        with (
-            ReplayDataset(
-                server.address, {full: 0.5, empty: 0.5}, 4, timeout_s=0.3, create=True, decoding=Decoding(threads)
-            ) as dataset,
-            pytest.raises(Unavailable, match=naming("table 'u'")),
-        ):
-            next(dataset)
+        with ReplayDataset(
+            server.address, {full: 0.5, empty: 0.5}, 4, timeout_s=0.3, create=True, decoding=Decoding(threads)
+        ) as dataset:
+            _await_half(dataset)
+            with pytest.raises(Unavailable, match=naming("table 'u'")):
+                next(dataset)
         assert rest(server.address, full) == list(range(8))
 
 
