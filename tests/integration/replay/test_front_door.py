@@ -148,10 +148,12 @@ def _fail_after(address: str, table: TableConfig, count: int) -> None:
         raise ZeroDivisionError
 
 
-def test_block_that_an_error_ends_keeps_its_steps(server: LocalServer) -> None:
+def test_block_that_an_error_ends_keeps_its_steps(server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was appended before is stored, and the error is the block's own, also where that was not possible."""
-    with pytest.raises(ZeroDivisionError):
-        _fail_after(server.address, steps_table(), 3)
+    with monkeypatch.context() as patient:
+        patient.setattr(writer_module, "_FAILED_FLUSH_S", WAIT_S)
+        with pytest.raises(ZeroDivisionError):
+            _fail_after(server.address, steps_table(), 3)
     assert _numbers(server.address, steps_table(), 3) == [[0], [1], [2]]
     full = steps_table("u", rate_limiter=RateLimiterConfig(queue_size=1))
     with pytest.raises(ZeroDivisionError):
