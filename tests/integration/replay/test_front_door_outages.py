@@ -205,7 +205,7 @@ def test_server_that_lost_acknowledged_steps_is_written_to_again(tmp_path: Path)
         write(writer, 8)
         assert (writer.restarts, writer.superseded_epoch) == (1, 0)
         assert writer.epoch > epoch
-        with ReplayDataset(address, table, 1, timeout_s=1.0, epochs=1) as dataset:
+        with ReplayDataset(address, table, 1, timeout_s=WAIT_S, epochs=1) as dataset:
             stored = sorted(int(batch["number"][0, -1]) for batch in dataset)
     assert [number for number in stored if number < 16] == list(range(8))
     assert stored[-8:] == list(range(24, 32))
@@ -289,7 +289,7 @@ def test_forked_child_is_told(server: LocalServer) -> None:
             child = context.Process(target=_use_forked, args=(refused + done_there, said), daemon=True)
             child.start()
             stack.callback(child.kill)
-            child.join(30.0)
+            child.join(WAIT_S)
             assert child.exitcode == 0
             heard = [said.get() for _ in refused + done_there]
             assert [line for line in heard[: len(refused)] if "make it in the process that uses it" not in line] == []

@@ -103,7 +103,8 @@ def test_shard_that_is_back_soon_keeps_its_actor_and_everything() -> None:
     with local_shards(2, make_config()) as servers, Proxy(servers[_FIRST].address) as proxy:
         addresses = [server.address for server in servers]
         addresses[_FIRST] = proxy.address
-        with closing(ShardDirectory(addresses)) as directory, appender_of(directory) as appender:
+        placement = ShardPlacement("a", dead_s=WAIT_S)
+        with closing(ShardDirectory(addresses)) as directory, appender_of(directory, placement=placement) as appender:
             assert write(appender, 0)
             assert appender.flush(WAIT_S)
             with proxy.refusing():
