@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,12 @@ from tidemill.services.tools.plot.groups import Group, describe_seeds
 AXES = {"env_steps": "agent decisions", "wall_s": "training time (s)", "learner_steps": "updates"}
 """What may stand on the horizontal axis: a column of scores.csv, and its words."""
 
+_SIZE = (9, 5)
+_LINES, _LINE = 6, 0.18
+"""How many lines a legend has before the picture grows by the height of each, in inches like its size."""
+_LETTERS_OF_HALF = 60
+"""How many letters of a legend fit into half of the width."""
+
 
 def draw(groups: Sequence[Group], x: str, file: Path) -> None:
     """Draw the curves of groups of runs; the file is replaced whole.
@@ -30,7 +37,7 @@ def draw(groups: Sequence[Group], x: str, file: Path) -> None:
         x: Horizontal axis, one of `AXES`.
         file: Its suffix is the format: .png, .pdf or .svg.
     """
-    figure = Figure(figsize=(9, 5), layout="constrained")
+    figure = Figure(figsize=_SIZE, layout="constrained")
     axes = figure.subplots()
     colours = colormaps["tab10"].colors  # type: ignore[attr-defined]
     for index, group in enumerate(groups):
@@ -41,7 +48,10 @@ def draw(groups: Sequence[Group], x: str, file: Path) -> None:
     axes.set_title(", ".join(dict.fromkeys(group.env_id for group in groups)))
     axes.grid(alpha=0.3)
     axes.margins(x=0.02)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small")
+    handles, labels = axes.get_legend_handles_labels()
+    columns = 2 if max(map(len, labels)) <= _LETTERS_OF_HALF else 1
+    figure.set_figheight(_SIZE[1] + _LINE * max(0, math.ceil(len(labels) / columns) - _LINES))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize="small")
     file.parent.mkdir(parents=True, exist_ok=True)
     FigureCanvasAgg(figure)
     with replacing(file, sync=False) as temporary:

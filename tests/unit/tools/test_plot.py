@@ -268,6 +268,18 @@ def test_picture_shows_every_group(tmp_path: Path, x: str) -> None:
         assert (np.abs(picture - colour).max(axis=-1) < 0.02).sum() > 100
 
 
+@pytest.mark.parametrize("count, label", [(60, "rate {}"), (2, "learning_rate {}, " + "hidden_sizes [64, 64]")])
+def test_legend_is_whole_and_leaves_room_for_the_curves(tmp_path: Path, count: int, label: str) -> None:
+    """The picture of many curves is higher, and long names have a line each. Matplotlib warns where no room is left."""
+    for seed in (1, 2):
+        _run(tmp_path / f"seed-{seed}", seed, [1.0, 2.0])
+    (group,) = find_groups([str(tmp_path)])
+    named = [dataclasses.replace(group, label=label.format(number)) for number in range(count)]
+    draw(named, "env_steps", tmp_path / "plot.png")
+    picture = imread(tmp_path / "plot.png")[..., :3]
+    assert (picture[:, [0, -1]] == 1).all(), "cut off at an edge"
+
+
 def test_seeds_without_a_common_range_are_in_the_legend(tmp_path: Path) -> None:
     """One that ended after its first evaluation leaves no range for a mean; the thin lines are named, once."""
     for seed, means in ((1, [1.0, 2.0, 3.0]), (2, [2.0])):
