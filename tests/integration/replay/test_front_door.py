@@ -18,6 +18,7 @@ import pytest
 from tests.support.launched import ROOT
 from tests.support.naming import naming
 from tests.support.numbered_steps import SIGNATURE, STEP, numbered_step, steps_table
+from tests.support.params_service import free_address
 from tests.support.replay_service import LocalServer
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Unavailable
@@ -367,6 +368,8 @@ def test_samples_of_several_batches_and_a_mirror(server: LocalServer, mirror_mib
     assert all((batch["image"] == batch["number"][:, :, None, None, None]).all() for batch in batches)
     with pytest.raises(InvalidArgument, match=naming("keep.mib 1 70 600")):
         ReplayDataset(server.address, table, 600, keep=HostRows(1))
+    with pytest.raises(InvalidArgument, match=naming("keep.mib 1 139 600")):
+        ReplayDataset([server.address, free_address()], table, 600, keep=HostRows(1))
     with pytest.raises(InvalidArgument, match=naming("batches_per_sample 0 1")):
         ReplayDataset(server.address, table, 4, batches_per_sample=0)
 

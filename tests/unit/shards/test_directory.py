@@ -83,3 +83,10 @@ def test_one_plain_address_is_no_shard() -> None:
     with closing(ShardDirectory(["dns:///replay:7401"], resolve=_Names(None))) as directory:
         assert directory.is_sharded
     assert ShardDirectory(["a:1", "b:1"]).is_sharded
+
+
+def test_room_for_servers_that_are_replaced_is_for_those_of_a_name() -> None:
+    """Listed ones stay as they are; behind a name each may have a successor before it is gone."""
+    assert ShardDirectory(["a:1", "b:1"]).most_servers == 2
+    with closing(ShardDirectory(["dns:///replay:7401"], count=2, resolve=_Names(None))) as directory:
+        assert directory.most_servers == 4

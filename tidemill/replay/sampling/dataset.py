@@ -244,7 +244,8 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
                     must_exist=part.must_exist,
                     fencing_token=tokens[i],
                 )
-                shape = SampleShape(size * splits, ahead, hold, directory.count if directory.is_sharded else 0)
+                shards = directory.count if directory.is_sharded else 0
+                shape = SampleShape(size * splits, ahead, hold, shards, directory.most_servers)
                 opened = _open(keep, table, shape, connect, stack)
                 corrupt = CorruptItemFilter(opened.source.delete_items, time.monotonic)
                 made = decoder(

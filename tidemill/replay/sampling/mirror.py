@@ -90,8 +90,8 @@ class TableMirror:
         Args:
             signature: The columns.
             size: What is kept of each server.
-            parts: Servers whose chunks have room: one, or more than there are shards, some of which may be replaced or
-                added while the sampler runs.
+            parts: Servers whose chunks have room: those listed, or more than there are behind a DNS name, where
+                some may be replaced or added while the sampler runs.
             reserve: Gives the memory. Where another process keeps the rows (`SharedArrays`), this mirror only reads
                 them: what was kept there is looked up here.
             elsewhere: Keeps the rows of some columns; None if all are kept here.

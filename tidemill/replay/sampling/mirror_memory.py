@@ -47,7 +47,7 @@ class HostRows:
         Raises:
             InvalidArgument: The memory does not hold the steps of the samples under way.
         """
-        parts = 2 * shape.shards or 1  # room for servers that take the place of others
+        parts = shape.parts
         slot_bytes = self.chunk_length * sum(column.step_bytes for column in table.signature)
         least = least_slots(shape.batch_size, table.max_item_steps, self.chunk_length, shape.hold)
         useful = max(table.max_items * (1 + table.max_item_steps // self.chunk_length), least)
@@ -90,7 +90,7 @@ def open_mirror(
     step_bytes = sum(column.step_bytes for column in table.signature)
     least = least_slots(shape.batch_size, table.max_item_steps, chunk_length, shape.hold)
     of_table = -(-int(_SPARE * table.max_items * stride) // (chunk_length * servers))
-    parts = 2 * shape.shards or 1
+    parts = shape.parts
     taking = servers if elsewhere is None else parts  # a GPU's memory is taken whole, the host's as it is filled
     affordable = limit_bytes // (taking * chunk_length * step_bytes)
     slots = min(of_table + least, affordable, _MOST_SLOTS)

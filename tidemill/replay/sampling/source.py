@@ -90,12 +90,14 @@ class SampleShape:
         in_flight: Samples that may be under way or ready; 0 draws one when it is taken.
         hold: Samples that may be drawn before one is read.
         shards: Over how many shards the table is spread; 0 for a single server.
+        parts: Servers for whose steps a mirror has room.
     """
 
     batch_size: int
     in_flight: int
     hold: int
     shards: int = 0
+    parts: int = 1
 
 
 Connect = Callable[[TableMirror | None, int], SampleSource]

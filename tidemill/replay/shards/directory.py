@@ -106,6 +106,11 @@ class ShardDirectory(Reopened):
         return len(self.addresses) > 1 or self.addresses[0].startswith(_DNS)
 
     @property
+    def most_servers(self) -> int:
+        """Most servers it stands for at a time: behind a DNS name one may come before its predecessor has gone."""
+        return 2 * self.count if self.addresses[0].startswith(_DNS) else len(self.addresses)
+
+    @property
     def current(self) -> Mapping[str, str]:
         """Address of each shard by name; empty before the first answer."""
         if self._owner is not None:

@@ -104,7 +104,7 @@ def test_learners_of_a_machine_divide_its_memory(
 def test_room_for_shards_that_are_replaced_counts_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host's memory is taken as it is filled, a GPU's whole: half as many rows fit."""
     monkeypatch.setattr(sampling, "free_bytes", lambda: 2 * 5_000 * STEP_BYTES)
-    sharded = dataclasses.replace(SHAPE, shards=1)
+    sharded = dataclasses.replace(SHAPE, shards=1, parts=2)
     slots = [
         mirror.size.slots
         for asked, device in (("host", None), ("device", CPU))
