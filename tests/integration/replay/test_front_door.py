@@ -15,10 +15,10 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from tests.support.free_ports import free_address
 from tests.support.launched import ROOT
 from tests.support.naming import naming
 from tests.support.numbered_steps import SIGNATURE, STEP, numbered_step, steps_table
-from tests.support.params_service import free_address
 from tests.support.replay_service import LocalServer
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Unavailable
