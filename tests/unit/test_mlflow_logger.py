@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,6 +49,20 @@ def test_experiment_is_that_of_the_variables_of_mlflow(
     assert MlflowLogger(_RUN).id == "there"
     client.create_run.assert_called_once_with(experiment, run_name="small")
     client.delete_run.assert_not_called()
+
+
+def test_run_without_a_result_is_not_left_running(client: Mock) -> None:
+    """One that was interrupted or failed is killed there until it is continued; one that has ended stays finished."""
+    MlflowLogger(_RUN).close()
+    client.set_terminated.assert_called_once_with("there", "KILLED")
+    client.set_terminated.side_effect = ConnectionError("gone")
+    MlflowLogger(_RUN).close()  # the error that ended it is told, not this one
+    client.set_terminated = Mock()
+    continued = MlflowLogger(dataclasses.replace(_RUN, id="there"))
+    client.update_run.assert_called_once_with("there", status="RUNNING")
+    continued.finish({"solved": True})
+    continued.close()
+    client.set_terminated.assert_called_once_with("there", "FINISHED")
 
 
 @pytest.mark.parametrize("can_delete", [True, False])

@@ -28,6 +28,7 @@ class MlflowLogger(RunLogger):
         from mlflow.tracking import MlflowClient
 
         self._metric, self._client = Metric, MlflowClient()
+        self._is_finished = False
         self.id = run.id or self._create(run)
         if run.id:
             self._client.update_run(self.id, status="RUNNING")
@@ -43,6 +44,13 @@ class MlflowLogger(RunLogger):
             if isinstance(value, (bool, int, float, str)):
                 self._client.set_tag(self.id, f"result.{name}", value)
         self._client.set_terminated(self.id, "FINISHED")
+        self._is_finished = True
+
+    def close(self) -> None:
+        """Mark a run without a result as killed: nothing is sent to it any more, unless it is continued."""
+        if not self._is_finished:
+            with contextlib.suppress(Exception):  # the server may be why it ends
+                self._client.set_terminated(self.id, "KILLED")
 
     def _create(self, run: LoggedRun) -> str:
         """Start a run there and return its id; one that does not take the settings is deleted."""
