@@ -65,6 +65,18 @@ def test_run_without_a_result_is_not_left_running(client: Mock) -> None:
     client.set_terminated.assert_called_once_with("there", "FINISHED")
 
 
+def test_names_that_mlflow_refuses_are_sent_with_other_letters(client: Mock) -> None:
+    """A metric or a setting of the user's own would end each `tidemill log` at the same place."""
+    entities = sys.modules["mlflow.entities"]
+    run = dataclasses.replace(_RUN, config={"env": {"kwargs": {"a[b]": 1}}})
+    MlflowLogger(run).log(3, {"learner/q(s,a)": 0.5, "learner/loss: é-1.0": 2.0}, 1.0)
+    entities.Param.assert_called_once_with("env.kwargs.a_b_", "1")
+    assert [call.args for call in entities.Metric.call_args_list] == [
+        ("learner/q_s_a_", 0.5, 1000, 3),
+        ("learner/loss: é-1.0", 2.0, 1000, 3),
+    ]
+
+
 @pytest.mark.parametrize("can_delete", [True, False])
 def test_run_whose_settings_are_refused_is_deleted(client: Mock, *, can_delete: bool) -> None:
     """The next attempt makes another; the reason is raised also if the server can no longer be reached."""

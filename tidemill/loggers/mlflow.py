@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -14,6 +15,8 @@ _MOST_PARAMS = 100
 _MOST_TEXT = 500
 """What a request to a tracking server may hold."""
 _EXPERIMENT = "tidemill"
+_REFUSED = re.compile(r"[^/\w.\-: ]")
+"""What the name of a metric or a parameter may not have."""
 
 
 class MlflowLogger(RunLogger):
@@ -36,7 +39,8 @@ class MlflowLogger(RunLogger):
     def log(self, step: int, scalars: Mapping[str, float], time_s: float) -> None:
         """Send metrics."""
         at_ms = int(time_s * 1000)
-        self._client.log_batch(self.id, metrics=[self._metric(*item, at_ms, step) for item in scalars.items()])
+        metrics = [self._metric(_taken(name), value, at_ms, step) for name, value in scalars.items()]
+        self._client.log_batch(self.id, metrics=metrics)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Mark the run as finished, with the numbers of its result as tags."""
@@ -66,7 +70,7 @@ class MlflowLogger(RunLogger):
     def _describe(self, made: str, run: LoggedRun) -> None:
         from mlflow.entities import Param, RunTag
 
-        params = (Param(key, value[:_MOST_TEXT]) for key, value in _flat(run.config))
+        params = (Param(_taken(key), value[:_MOST_TEXT]) for key, value in _flat(run.config))
         while batch := list(islice(params, _MOST_PARAMS)):
             self._client.log_batch(made, params=batch)
         self._client.log_batch(made, tags=[RunTag("tidemill.folder", str(run.folder))])
@@ -79,6 +83,11 @@ class MlflowLogger(RunLogger):
         wanted = name or _EXPERIMENT
         found = self._client.get_experiment_by_name(wanted)
         return str(found.experiment_id if found is not None else self._client.create_experiment(wanted))
+
+
+def _taken(name: str) -> str:
+    """Return a name as MLflow takes it: `q(s,a)` of an algorithm of your own becomes `q_s_a_`."""
+    return _REFUSED.sub("_", name)
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
