@@ -23,7 +23,7 @@ from structlog.testing import capture_logs
 
 from tests.support.faulty_envs import FATAL, KIND_OF, SometimesEnv
 from tests.support.naming import naming
-from tests.support.waiting import wait_until
+from tests.support.waiting import crowd, wait_until
 from tidemill.config.sections import ActorConfig
 from tidemill.envs import make
 from tidemill.envs.failures import Restarts, failure_counts
@@ -131,14 +131,14 @@ def test_failure_of_an_isolated_environment_cuts_one_episode(how: str) -> None:
         f"{_MODULE}:faulty",
         {"how": how, "every": {"leak": 2, "nan_reset": 100, "hang_reset": 100}.get(how, 23)},
         isolate=True,
-        step_timeout_s=1.0,
-        reset_timeout_s=1.0 if how == "hang_reset" else 20.0,
+        step_timeout_s=20.0 if how == "hang_reset" else 1.0,
+        reset_timeout_s=2.0 * crowd() if how == "hang_reset" else 20.0,  # its constructor is to be in time, too
         max_memory_mib=256 if how == "leak" else 0,
         max_restarts=100,
         restart_backoff_s=0.0,
     )
     with capture_logs() as logs:
-        streams = _played(settings, 60)
+        streams = _played(settings, 30 if how == "hang_reset" else 60)
     for rows in streams:
         _check(rows)
     assert failure_counts()[kind] > before
@@ -374,12 +374,13 @@ def test_first_resets_that_share_a_core_have_the_time_of_all(tmp_path: Path) -> 
 
 def test_first_reset_that_hangs_has_the_time_of_all_that_were_begun_with_it() -> None:
     """The next attempt, which is alone, has the time of one. The message names the limit of a reset."""
+    limit_s = 2.0 * crowd()  # the constructor is to be in time
     kwargs = {"method": "reset"}
-    settings = EnvSettings(f"{_MODULE}:UnendingEnv", kwargs, isolate=True, step_timeout_s=2.0, reset_timeout_s=1.0)
+    settings = EnvSettings(f"{_MODULE}:UnendingEnv", kwargs, isolate=True, step_timeout_s=2.0, reset_timeout_s=limit_s)
     with closing(WorkerPart(settings, 1, threading.Event(), training=True)) as part:
         assert part.spec.num_actions
-        part.begin_reset(0, 4)
-        for limit in (" for each of 4 environments", ""):
+        part.begin_reset(0, 2)
+        for limit in (" for each of 2 environments", ""):
             with pytest.raises(EnvFailed, match=naming("from reset for", f"(env.reset_timeout_s{limit})")):
                 part.reset(0)
 
