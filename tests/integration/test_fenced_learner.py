@@ -28,7 +28,7 @@ def test_frozen_learner_that_was_superseded_writes_nothing(
     """Awake again, it ends: no checkpoint, no priorities, no version; a restart restores the newer one's steps."""
     monkeypatch.setattr(learner, "_LAST_PUBLISH_S", WAIT_S)  # of the learners in threads
     lazy = ["--learner.checkpoint-every-s", "0", "--learner.publish-every", "100000"]
-    old = cluster.start_learner_process(*lazy)
+    old = cluster.start_learner_process(*lazy, module="tests.support.patient_learner")
     feeder = cluster.feed()
     cluster.wait_for_status(lambda s: s.learner_steps >= 100, "the old learner trains")
     limit = cluster.learner_client().save_checkpoint().learner_steps + 300

@@ -1,4 +1,4 @@
-"""A learner that waits for the parameter server to acknowledge its last version, however busy the machine is."""
+"""A learner that waits for what the parameter server answers when the learner ends, however busy the machine is."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from tidemill.services.learner import learner
 from tidemill.services.learner.__main__ import main
 
 if __name__ == "__main__":
-    learner._LAST_PUBLISH_S = WAIT_S
+    learner._LAST_PUBLISH_S = learner._FENCE_DEADLINE_S = WAIT_S
     leave(main())
