@@ -61,7 +61,7 @@ _STAND_INS = {
         [ "$name $SLURM_PROCID" != "${FAILING:-} 1" ] || exit 2
         echo $PPID $$ >"$SEEN/pid-$name-$SLURM_PROCID"
         [ ! -e "$SEEN/ended" ] || kill $PPID $$ # it has started after all others were ended
-        exec /bin/sleep 60
+        exec /bin/sleep 600
     """,
     "tidemill": """
         printf '%s\\n' "$@" >"$SEEN/tidemill-$1"
@@ -100,7 +100,7 @@ class Script:
             ["bash", SCRIPT],
             cwd=self._folder,
             env=environment | variables,
-            timeout=60,
+            timeout=300,
             capture_output=True,
             text=True,
             check=False,
@@ -237,7 +237,7 @@ def test_earlier_divergence_does_not_keep_the_job_from_ending(script: Script, tm
     """Behind a lost learner the evaluator has a quarter of an hour for the result, which it does not write here."""
     (tmp_path / "runs" / "pong").mkdir(parents=True)
     (tmp_path / "runs" / "pong" / "diverged.txt").touch()
-    (tmp_path / "bin" / "sleep").write_text("#!/bin/bash\nexec /bin/sleep 0.005\n")
+    (tmp_path / "bin" / "sleep").write_text("#!/bin/sh\nexec /bin/sleep 0.005\n")
     ended = script.run(TIDEMILL_REPLAY_SHARDS="2", TIDEMILL_LEARNER_NODES="2", FAILING=service)
     assert ended.returncode == 1, ended.stdout + ended.stderr
 
