@@ -8,6 +8,7 @@ import pytest
 
 import tests.conftest
 from scripts.suite import may_be_tried_again, run
+from tests.support.waiting import crowd
 
 _FAILS_ONCE = """
 from pathlib import Path
@@ -167,7 +168,7 @@ def test_hang_ends_its_test_alone(
     for name in "abc":
         (folder / f"test_{name}.py").write_text("def test_passes():\n    pass\n")
     (folder / "test_bb.py").write_text(_HANGS)
-    (tmp_path / "pytest.ini").write_text("[pytest]\ntimeout = 1\n")
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\ntimeout = {round(2 * crowd())}\n")
     assert run(tmp_path, "--numprocesses", "1") == 1
     output, errors = capfd.readouterr()
     assert "3 failed, 6 passed" in output
