@@ -62,8 +62,12 @@ def import_(arguments: Sequence[str]) -> int:
 
 
 def _held(report: TransferReport) -> str:
-    """Return the size of the table after an import, in words: less than was sent if the memory is full."""
-    return "" if report.table_items is None else f"; the table has {report.table_items:,} items now"
+    """Return the size of the table after an import, in words, and what it dropped for it."""
+    held = "" if report.table_items is None else f"; the table has {report.table_items:,} items now"
+    if not report.evicted_items:
+        return held
+    remedy = f"raise its limit before an import (`tidemill replay update ADDRESS {report.table} --max-items M`)"
+    return f"{held}; {report.evicted_items:,} were dropped because it was full: {remedy}"
 
 
 def described(report: TransferReport) -> str:

@@ -118,6 +118,23 @@ def test_import_beside_what_is_there(server: LocalServer, client: ReplayClient, 
         import_table(server.address, tmp_path / "out", table="copy", timeout_s=crowd())
 
 
+def test_import_into_a_full_table_says_how_many_items_it_dropped(
+    server: LocalServer, client: ReplayClient, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """None does once the limit of the table is raised, with which parts of several servers are joined in one."""
+    fill(server.address, make_config(max_items=50))
+    export_table(server.address, "t", tmp_path / "out")
+    report = import_table(server.address, tmp_path / "out")
+    assert (report.table_items, report.evicted_items) == (50, 30)
+    assert main(["import", server.address, str(tmp_path / "out"), "--table", "joined"]) == 0
+    assert "dropped" not in capsys.readouterr().out
+    client.update_table("joined", TableUpdate(max_items=70))
+    assert main(["import", server.address, str(tmp_path / "out"), "--table", "joined"]) == 0
+    assert "70 items now; 10 were dropped" in capsys.readouterr().out
+    client.update_table("joined", TableUpdate(max_items=110))
+    assert import_table(server.address, tmp_path / "out", table="joined").evicted_items == 0
+
+
 @pytest.mark.parametrize("is_off", [False, True])
 def test_import_leaves_a_rate_limiter_as_it_was_in_use(
     server: LocalServer, client: ReplayClient, tmp_path: Path, is_off: bool

@@ -27,6 +27,7 @@ class TransferReport:
         size_bytes: Bytes of the files.
         table_items: Items of the table after an import or a copy, those before it included; None if the server, which
             has stored everything, did not answer that.
+        evicted_items: Items that a full table dropped during an import: its own, or the first of the imported ones.
     """
 
     table: str
@@ -35,6 +36,7 @@ class TransferReport:
     lost_items: int
     size_bytes: int
     table_items: int | None = 0
+    evicted_items: int = 0
 
 
 def export_table(  # noqa: PLR0913 - each is a separate condition

@@ -39,8 +39,9 @@ def import_table(
 
     The whole folder is checked first. The table is created as it was; its rate limiter is off meanwhile and then begins
     with neither side ahead, or stays off if it was. If there is such a table already, of the same configuration, the
-    items come behind its own, as its rate limiter allows. Counters begin from 0, ages count what is imported behind an
-    item, and its time is that of the import.
+    items come behind its own, as its rate limiter allows, and a full table drops as many: raise its `max_items` first,
+    with `ReplayClient.update_table`, to keep them. Counters begin from 0, ages count what is imported behind an item,
+    and its time is that of the import.
 
     Args:
         address: Of the server.
@@ -81,10 +82,12 @@ def import_table(
                 lanes.flush()
         if is_new and not exported.rate_limiter_off:
             _switch_on(client, config.name, timeout_s)
-        table_items = None
+        table_items, evicted = None, 0
         with suppress(TidemillError):  # everything is stored: another import would store it twice
-            table_items = client.describe_table(config.name).items
-    return TransferReport(config.name, exported.items, exported.steps, 0, exported.size_bytes, table_items)
+            now = client.describe_table(config.name)
+            table_items = now.items
+            evicted = max(now.evictions - (there.evictions if there else 0), 0)  # a table that was reset counts from 0
+    return TransferReport(config.name, exported.items, exported.steps, 0, exported.size_bytes, table_items, evicted)
 
 
 def _check_whole(address: str, there: TableDescription, exported: ExportedTable) -> None:
