@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.forked_service import fork_read
-from tests.support.launched import ROOT, launched
+from tests.support.launched import ROOT, TRAINED_S, launched
 from tests.support.waiting import crowd
 from tidemill.services.launcher.view.curves import by_kind, env_failures
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(TRAINED_S + 600)]
 
 _FAULTY = (
     *("--env.id", "tests.support.faulty_envs:FaultyCartPole", "--evaluator.no-video"),
@@ -45,10 +45,10 @@ def test_run_whose_environments_fail_in_every_way_reaches_its_target(
 ) -> None:
     """CartPole is solved, although an environment fails every 300 steps in training, and every 1,200 in evaluation."""
     faults = ("--env.kwargs", "how", how, "every", "300")
-    limits = ("--run.target_return", "150", "--run.max_wall_s", "500")
+    limits = ("--run.target_return", "150", "--run.max_env_steps", "100000", "--run.max_wall_s", "0")
     config = ("--config", str(ROOT / "configs" / f"{preset}.yaml"), "--run.root", str(tmp_path))
     with launched("train", *config, *_FAULTY, *faults, *options, *limits) as cluster:
-        assert cluster.wait(700.0) == 0, cluster.output
+        assert cluster.wait(TRAINED_S) == 0, cluster.output
         assert cluster.children() == {}
     folder = tmp_path / preset
     result = json.loads((folder / "result.json").read_text())
@@ -64,7 +64,7 @@ def test_environment_that_raises_at_each_first_step_ends_the_run(config_file: Pa
         cluster.until("actor-0 is ready")
         began_s = time.monotonic()
         assert cluster.wait() == 1
-    assert time.monotonic() - began_s < 12 + 12 * crowd()  # 6 s of pauses, and the end of a run
+    assert time.monotonic() - began_s < 60 * crowd()  # 6 s of pauses, and the end of a run
     assert "RuntimeError: the simulator broke" in cluster.output
     assert "7 restarts within 200 steps (env.max_restarts)" in cluster.output
     assert "restarting in" not in cluster.output

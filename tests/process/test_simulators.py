@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.free_ports import free_address
-from tests.support.launched import BOUND_S, ROOT, Launched, launched, learner_of
+from tests.support.launched import BOUND_S, ROOT, TRAINED_S, Launched, launched, learner_of
 from tests.support.replay_service import local_server
 from tests.support.simulator_service import create_table, local_simulators
 from tests.support.waiting import wait_until
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.types import EnvSpec
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(TRAINED_S + 600)]
 
 _EXAMPLES = ROOT / "examples" / "simulators"
 _SHORT = (
@@ -181,7 +181,8 @@ def test_client_from_the_proto_alone_trains_a_run_to_its_target(
     command, address = client(folder), free_address()
     config = ("--config", str(ROOT / "configs" / "cartpole_simulators.yaml"), "--run.root", str(tmp_path / "runs"))
     shown = ("--inference.server.address", address, "--evaluator.no-video", "--launcher.view", "plain")
-    options = (*shown, *(_CLIENTS_ONLY if client is _cpp else ()))
+    limits = ("--run.max-env-steps", "500000", "--run.max-wall-s", "0")
+    options = (*shown, *limits, *(_CLIENTS_ONLY if client is _cpp else ()))
     with launched("train", *config, *options) as cluster:
         cluster.until("simulators: ")  # the client waits for the service
         with _playing(*command, address, "2", "100") as games:
@@ -189,7 +190,7 @@ def test_client_from_the_proto_alone_trains_a_run_to_its_target(
             assert games.returncode == 0, said
             assert said.count("played") == 2
         with _playing(*command, address, "8") as games:
-            assert cluster.wait(800.0) == 0, cluster.output
+            assert cluster.wait(TRAINED_S) == 0, cluster.output
             said, _ = games.communicate(timeout=BOUND_S)
             assert said.count("ended: ") == 8
     result = json.loads((tmp_path / "runs" / "cartpole_simulators" / "result.json").read_text())

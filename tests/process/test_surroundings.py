@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.naming import naming
 from tests.support.replay_service import ServerProcess
-from tests.support.waiting import WAIT_S
+from tests.support.waiting import longest_wait_s
 
 _ROOT = Path(__file__).resolve().parents[2]
 _COMMAND = str(Path(sys.executable).with_name("tidemill"))
@@ -26,7 +26,12 @@ _SHORT = ("--config", "cartpole_dqn", "--run.max-env-steps", "500", "--table.min
 
 def _done(folder: Path, command: list[str], environment: dict[str, str]) -> str:
     done = subprocess.run(
-        command, cwd=folder, env=os.environ | environment, capture_output=True, timeout=WAIT_S, check=False
+        command,
+        cwd=folder,
+        env=os.environ | environment,
+        capture_output=True,
+        timeout=max(300.0, longest_wait_s()),
+        check=False,
     )
     said = (done.stdout + done.stderr).decode()
     assert done.returncode == 0, said

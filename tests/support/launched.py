@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.forked_service import fork_read
+from tests.support.waiting import WAIT_S
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.learner.client import LearnerClient
@@ -20,8 +21,11 @@ from tidemill.parent import PARENT_VARIABLE
 from tidemill.programs.fork_client import ForkClient
 
 ROOT = Path(__file__).resolve().parents[2]
-BOUND_S = 200.0
+BOUND_S = max(200.0, 1.5 * WAIT_S)
 """A cluster is ready within ten seconds; a machine that many tests share may need twenty times as long."""
+
+TRAINED_S = 3000.0
+"""Only ever reached by a training that hangs: one that does not learn is ended by its number of steps."""
 
 STARTS_SERVICES = ("train", "resume", "sweep")
 """Commands that fork services, for which they get a server."""
