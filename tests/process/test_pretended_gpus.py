@@ -15,10 +15,11 @@ from benchmarks.pretended_gpus import build, environment
 from tests.support.batches import DISTINCT_CASES
 from tests.support.compiler import require_compiler
 from tests.support.launched import ROOT
+from tests.support.waiting import crowd
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(3000)]
 
-_BOUND_S = 300.0
+_BOUND_S = 300.0 * crowd()
 _TOLERANCE = 2e-6
 _DRAW = ("dqn_rainbow", "dqn_btr", "dqn_colours", "sac", "td3")
 """What the names of the cases begin with whose updates draw on the GPU: other numbers than on the CPU."""
@@ -61,14 +62,15 @@ warnings.simplefilter("ignore")
 import torch
 from tests.support.batches import CASES, sampled_batch
 from dataclasses import replace
+from tidemill.rl.agents import capture_trial
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.agents.capture_trial import with_chosen_compile
 
+capture_trial._TIMEOUT_S = 600.0  # not what is tested
 config, env_spec = CASES["dqn"]
 if len(sys.argv) > 1:
     config = replace(config, network=sys.argv[1], network_settings={})
 device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-chosen = with_chosen_compile(config, env_spec, device, 6)
+chosen = capture_trial.with_chosen_compile(config, env_spec, device, 6)
 agent = build_agent(chosen, env_spec, str(device), 1)
 batch = sampled_batch(agent, chosen, env_spec, 6, torch.Generator().manual_seed(0))
 for _ in range(5):
@@ -153,7 +155,7 @@ def publish(finish):
 torch.cuda.set_device(1)
 with ThreadPoolExecutor(1) as publisher:
     for _ in range(2):
-        publisher.submit(publish, copies.begin(state)).result(60)
+        publisher.submit(publish, copies.begin(state)).result(600)
 streams = {stream for _, _, stream in to_host}
 assert torch.cuda.current_stream().stream_id not in streams, "by the training stream"
 print(len(to_host), len(streams), {is_ahead for _, is_ahead, _ in to_host})
@@ -199,7 +201,9 @@ warnings.simplefilter("ignore")
 import torch
 from benchmarks import learner
 from benchmarks.learner_cases import CASES
+from tidemill.rl.agents import capture_trial
 
+capture_trial._TIMEOUT_S = 600.0  # not what is tested
 updates, built = [], learner.build_agent
 
 

@@ -21,9 +21,11 @@ from typing import IO
 from tests.support.processes import children_of
 from tests.support.waiting import WAIT_S
 from tidemill import linux
+from tidemill.programs import fork_client
 from tidemill.programs.fork_client import DRAWING, ForkClient, ForkedPopen, started
 from tidemill.programs.fork_server import Order
 
+fork_client.READY_S = fork_client.ANSWER_S = 2 * WAIT_S  # without a server, which it gives up then, no test can start
 _QUIET = {"GRPC_ENABLE_FORK_SUPPORT": "0", "OMP_NUM_THREADS": "1"}
 
 
