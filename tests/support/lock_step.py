@@ -83,7 +83,7 @@ class LockStepCluster:
             self._check_running()
             assert self._processes["learner"].poll() is None, "the learner ended before it was asked"
             try:
-                with LearnerClient(self._at("learner"), deadline_s=1.0) as learner:
+                with LearnerClient(self._at("learner"), deadline_s=WAIT_S) as learner:
                     return learner.get_status().learner_steps >= learner_steps
             except TidemillError:
                 return False  # it starts
