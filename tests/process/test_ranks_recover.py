@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import sys
-import time
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
@@ -21,8 +20,6 @@ from tidemill.config.run import RANK_FAILURE
 from tidemill.learner.status import LearnerState
 from tidemill.programs.fork_server import Order
 
-_ENDED_S = 28.0
-"""Generous bound for what takes 5 s; without it torchrun takes 30 s and an exchange until its timeout."""
 _LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
 _BYTE_STEP = -1 if sys.byteorder == "little" else 1
 
@@ -50,15 +47,13 @@ def test_killed_rank_brings_all_back_from_the_checkpoint(cluster: LearnerCluster
 
 def test_rank_that_hangs_is_ended_soon_after_another_died(cluster: LearnerCluster) -> None:
     """One that is stuck, as in a wait for its GPU, heeds no signal; all start again without waiting for it."""
-    learner = start_ranks(cluster)
+    learner = cluster.start_learner_process(module="tests.process.patient_torchrun", before=(str(RANKS), "3"))
     cluster.wait_for_status(lambda s: s.learner_steps > 0, "an update of both ranks")
     saved = cluster.learner_client().save_checkpoint()
     hanging, victim = workers(learner.pid)
     os.kill(hanging, signal.SIGSTOP)
     os.kill(victim, signal.SIGKILL)
-    died = time.monotonic()
-    wait_until(lambda: hanging not in workers(learner.pid), "the end of the rank that hangs")
-    assert time.monotonic() - died < _ENDED_S
+    wait_until(lambda: hanging not in workers(learner.pid), "the end of the rank that hangs")  # not in an hour
     cluster.wait_for_status(lambda s: f"{saved.learner_steps:,} updates" in s.restored, "a resume at the checkpoint")
     learner.signal(signal.SIGTERM)
     assert learner.wait() == 0, learner.text()
@@ -73,9 +68,9 @@ def test_rank_that_fails_does_not_wait_for_an_exchange_in_flight(tmp_path: Path)
         try:
             for place in ("0", "1"):
                 environment = os.environ | shared | {"RANK": place, "LOCAL_RANK": place}
-                ranks.append(fork_service(Order("tests.process.deserted_rank", [], environment), output))
+                ranks.append(fork_service(Order("tests.process.deserted_rank", [str(4 * WAIT_S)], environment), output))
             wait_until(lambda: "fails now" in log.read_text(encoding="utf-8"), "an exchange in flight")
-            assert ranks[0].wait(_ENDED_S) == 1
+            assert ranks[0].wait(WAIT_S) == 1
             assert ranks[1].poll() is None
         finally:
             for rank in ranks:
