@@ -21,6 +21,7 @@ from pathlib import Path
 
 from tests.compose.manifests import Object, of_kind, told_values
 from tests.compose.shipped import ROOT
+from tests.support.waiting import crowd
 
 _NETWORK = "10.88.0"
 _SCRIPTS = Path(sys.executable).parent
@@ -74,7 +75,9 @@ class Pod:
 
     def prepare(self) -> int:
         """Run the init containers to their end; return the exit code of the first that failed, or else 0."""
-        ended = (self._popen(container).wait(timeout=300) for container in self.spec.get("initContainers", []))
+        ended = (
+            self._popen(container).wait(timeout=300 * crowd()) for container in self.spec.get("initContainers", [])
+        )
         return next((code for code in ended if code), 0)
 
     def start(self) -> None:
@@ -88,7 +91,7 @@ class Pod:
         words = [self._local(word) for word in command]
         done = subprocess.run(
             [*self._before(), str(_SCRIPTS / words[0]), *words[1:]],
-            env=self._environment(container), cwd=self.folder, capture_output=True, check=False, timeout=300,
+            env=self._environment(container), cwd=self.folder, capture_output=True, check=False, timeout=300 * crowd(),
         )  # fmt: skip
         assert done.returncode == 0, done.stderr.decode()
         return done.stdout

@@ -18,11 +18,11 @@ import yaml
 
 from tests.compose.manifests import objects
 from tests.compose.pods import Pods, pods_of, why_not
-from tests.support.waiting import wait_until
+from tests.support.waiting import crowd, wait_until
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(3600),
     pytest.mark.skipif(bool(why_not()), reason=why_not() or "there are networks"),
 ]
 
@@ -38,7 +38,7 @@ _SETTINGS = {
 _TWO_NODES = [
     {"op": "replace", "path": f"/spec/{count}", "value": 2} for count in ("completions", "parallelism")
 ]  # as overlays/multi-node, without GPUs
-_PODS_WAIT_S = 300.0  # eleven processes, most with torch, and a training
+_PODS_WAIT_S = 300.0 * min(crowd(), 3.0)  # eleven processes, most with torch, and a training
 _LOOK = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8100/status.json').read().decode())"
 _MODULE = """
 import gymnasium

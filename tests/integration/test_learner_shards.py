@@ -17,8 +17,6 @@ from tidemill.replay.client import ReplayClient
 from tidemill.rpc.settings import ServerSettings
 from tidemill.rpc.telemetry import serve_metrics
 
-pytestmark = pytest.mark.timeout(240)
-
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LearnerCluster]:

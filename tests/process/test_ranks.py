@@ -23,7 +23,9 @@ from tidemill.programs.fork_client import ForkedPopen
 from tidemill.programs.fork_server import Order
 from tidemill.services.learner.distributed.learner_group import SingleLearner
 
-_WAIT_S = 500.0
+pytestmark = pytest.mark.timeout(3600)
+
+_WAIT_S = 1500.0
 _UPDATES = 12
 _EXAMPLES = str(ROOT / "examples")
 """Where the ranks work: their networks are found there, as a user's are."""

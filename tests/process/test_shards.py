@@ -18,7 +18,7 @@ from tests.support.waiting import WAIT_S, wait_until
 from tidemill.replay.sampling.sample_stream import SampleStream
 from tidemill.replay.shards.directory import ShardDirectory
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tests.support.waiting import wait_until
 from tidemill.services.evaluator.gif import GifSample
 from tidemill.tensorboard_writer import TensorboardWriter
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.process
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ class Node:
                 env=_ENVIRONMENT,
             )
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
-        wait_until(lambda: children.read_text().strip(), f"{name} has a first process", _COMMAND_S)
+        wait_until(lambda: children.read_text().strip(), f"{name} has a first process", _COMMAND_S * crowd())
         self.name, self.pid = name, int(children.read_text().split()[0])
 
     def start(self) -> None:
@@ -144,7 +144,7 @@ class Node:
             return
         self._process.kill()
         self._process.wait()
-        wait_until(lambda: not Path(f"/proc/{self.pid}").exists(), f"{self.name} is gone", _COMMAND_S)
+        wait_until(lambda: not Path(f"/proc/{self.pid}").exists(), f"{self.name} is gone", _COMMAND_S * crowd())
         if self._process.stdin is not None:
             self._process.stdin.close()
 
@@ -209,7 +209,7 @@ class SlurmCluster:
     def _ip(self, node: Node, *words: str) -> None:
         # The network alone: a process id in the command is one of this machine's.
         command = ["nsenter", f"--target={node.pid}", "--net", "ip", *words]
-        subprocess.run(command, env=_ENVIRONMENT, check=True, timeout=_COMMAND_S, capture_output=True)
+        subprocess.run(command, env=_ENVIRONMENT, check=True, timeout=_COMMAND_S * crowd(), capture_output=True)
 
     def _idle(self) -> int:
         try:
@@ -220,8 +220,8 @@ class SlurmCluster:
 
 
 def _configuration(folder: Path, nodes: int) -> str:
-    message_s = round(5.0 * min(crowd(), 2.0))
-    return _CONFIGURATION.format(head=_HEAD, folder=folder, nodes=nodes, message_s=message_s, slurmd_s=2 * message_s)
+    message_s = round(5.0 * crowd())
+    return _CONFIGURATION.format(head=_HEAD, folder=folder, nodes=nodes, message_s=message_s, slurmd_s=3 * message_s)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import yaml
 from tests.slurm.cluster import SlurmCluster, slurm_cluster, why_not
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(2400)
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "deploy/slurm/tidemill.sbatch"
