@@ -449,7 +449,11 @@ async def test_cluster_that_stood_still_gives_its_services_their_time_again(scen
     os.kill(os.getpid(), signal.SIGINT)
     await recorder.until(lambda messages: any(message.startswith("stopping") for message in messages))
     began_s = time.monotonic()
-    wait_until(lambda: time.monotonic() - began_s > 2.0 + settings.stop_timeout_s, "a launcher that stands still")
+
+    def stood_still() -> bool:
+        return time.monotonic() - began_s > 2.0 + settings.stop_timeout_s and "learner end" in scene.journal_lines()
+
+    wait_until(stood_still, "a launcher that stands still, and its learner's end")
     assert scene.journal_lines() == ["learner start", "learner end"]
     assert await asyncio.wait_for(running, _BOUND_S) == Outcome(0, "stopped as asked")
     assert not any("did not end" in message for message in recorder.messages)

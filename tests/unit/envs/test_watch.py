@@ -16,7 +16,7 @@ import pytest
 from tests.support.envs import HangingEnv
 from tests.support.naming import naming
 from tests.support.processes import stop_beyond
-from tests.support.waiting import WAIT_S, wait_until
+from tests.support.waiting import WAIT_S, crowd, wait_until
 from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
 from tidemill.envs.interface import VectorEnv
 from tidemill.envs.settings import EnvSettings
@@ -255,12 +255,12 @@ time.sleep(1.5)  # longer than twice the limit and the grace
 
 
 _IDLE = """
-import ctypes, time
+import ctypes, sys, time
 from tidemill.envs import watch
 from tidemill.envs.settings import EnvSettings
 
 watch._GRACE_S = 0.5
-with watch.EnvWatch(EnvSettings("x", step_timeout_s=1.0)) as watched:
+with watch.EnvWatch(EnvSettings("x", step_timeout_s=float(sys.argv[1]))) as watched:
     with watched.timing("step"):
         time.sleep(0.2)
     time.sleep(0.5)  # several polls
@@ -269,21 +269,22 @@ with watch.EnvWatch(EnvSettings("x", step_timeout_s=1.0)) as watched:
     with watched.timing("step"):
         {}
 """
-"""Program whose environment waits between two calls. The timer for the whole process has two and a half seconds."""
+"""Program whose environment waits between two calls. The process's timer has twice the limit and half a second."""
+_LIMIT_S = math.ceil(min(crowd(), 3.0))
 
 
 def test_process_that_is_stopped_between_calls_continues() -> None:
     """A call ends the process, not that it waited: Ctrl-Z and `fg` after lunch."""
-    command = [sys.executable, "-c", _IDLE.format("time.sleep(0.1)")]
+    command = [sys.executable, "-c", _IDLE.format("time.sleep(0.1)"), str(_LIMIT_S)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
-        stop_beyond(program, 3.0)
+        stop_beyond(program, 2 * _LIMIT_S + 1.0)
         program.communicate(b"\n", WAIT_S)
     assert program.returncode == 0
 
 
 def test_call_that_holds_the_interpreters_lock_ends_the_process_after_a_pause() -> None:
     """The thread that watches does not run then; the timer that the call has set does."""
-    command = [sys.executable, "-c", _IDLE.format("ctypes.PyDLL(None).sleep(600)")]
+    command = [sys.executable, "-c", _IDLE.format("ctypes.PyDLL(None).sleep(600)"), str(_LIMIT_S)]
     ended = subprocess.run(command, input=b"\n", capture_output=True, timeout=WAIT_S, check=False)
     assert ended.returncode == 1
-    assert b"Timeout (0:00:02.5" in ended.stderr
+    assert b"Timeout (0:00:0%.1f" % (2 * _LIMIT_S + 0.5) in ended.stderr
