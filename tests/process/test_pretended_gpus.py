@@ -62,6 +62,7 @@ warnings.simplefilter("ignore")
 import torch
 from tests.support.batches import CASES, sampled_batch
 from dataclasses import replace
+from tidemill.process import leave
 from tidemill.rl.agents import capture_trial
 from tidemill.rl.agents.build import build_agent
 
@@ -76,6 +77,7 @@ batch = sampled_batch(agent, chosen, env_spec, 6, torch.Generator().manual_seed(
 for _ in range(5):
     agent.update({name: tensor.to(device) for name, tensor in batch.items()}, torch.ones(6).to(device))
 print(chosen.compile)
+leave(0)  # torch's threads for GPUs may abort the interpreter's teardown
 """
 _READS = """
 from torch import nn
@@ -125,6 +127,7 @@ warnings.simplefilter("ignore")
 import numpy as np
 import torch
 from tests.support.batches import CASES
+from tidemill.process import leave
 from tidemill.rl.agents.build import build_agent
 from tidemill.services.learner.publishing import HostCopies
 
@@ -159,6 +162,7 @@ with ThreadPoolExecutor(1) as publisher:
 streams = {stream for _, _, stream in to_host}
 assert torch.cuda.current_stream().stream_id not in streams, "by the training stream"
 print(len(to_host), len(streams), {is_ahead for _, is_ahead, _ in to_host})
+leave(0)  # torch's threads for GPUs may abort the interpreter's teardown
 """
 
 
@@ -201,6 +205,7 @@ warnings.simplefilter("ignore")
 import torch
 from benchmarks import learner
 from benchmarks.learner_cases import CASES
+from tidemill.process import leave
 from tidemill.rl.agents import capture_trial
 
 capture_trial._TIMEOUT_S = 600.0  # not what is tested
@@ -221,6 +226,7 @@ with (
 ):
     learner._update_alone(CASES["sac_256_256_256"].config(), 0.1)
 print(updates.index("wait"), updates.count("wait"), updates[-1], torch.backends.cudnn.benchmark)
+leave(0)  # torch's threads for GPUs may abort the interpreter's teardown
 """
 
 
