@@ -386,6 +386,7 @@ def test_table_smaller_than_a_batch_is_told_in_time(server: LocalServer, threads
 
 
 @pytest.mark.parametrize("reader", ["next", "anext", "sampler"])
+@pytest.mark.usefixtures("patient_questions")
 def test_wait_without_a_timeout_is_explained_once(
     server: LocalServer, monkeypatch: pytest.MonkeyPatch, reader: str
 ) -> None:
@@ -428,6 +429,7 @@ def test_wait_without_a_timeout_is_explained_once(
         (0, False, "allow_smaller=True takes"),
     ],
 )
+@pytest.mark.usefixtures("patient_questions")
 def test_wait_for_a_table_smaller_than_a_batch_names_what_takes_it(
     server: LocalServer, monkeypatch: pytest.MonkeyPatch, epochs: int | None, allow_smaller: bool, remedy: str
 ) -> None:
