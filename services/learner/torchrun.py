@@ -55,6 +55,7 @@ _CHILD = "tidemill.programs.child"  # ranks are started through it, so that they
 _COMMAND = (sys.executable, "-u", "-m", _CHILD)
 _REJOINS = "TIDEMILL_REJOINS"  # how often this process has rejoined the other machines
 _PAUSE_S = 1.0  # before a rejoin
+_UNASKED_S = 30  # for ranks to end whose other machines are lost
 _REFUSED = 2  # exit code of a rank that refuses its settings or files
 
 _signalled: list[SignalException] = []
@@ -188,12 +189,15 @@ def check_saved() -> None:
 def _bound_failures() -> None:
     """Have torchrun kill ranks `LEAVE_S` after another one failed; it would wait 30 s for those that are stuck.
 
-    It also keeps their exit codes.
+    Ranks that nobody has asked to end, whose other machines are lost, have those 30 s: they save nothing. It also keeps
+    their exit codes.
     """
     close: Any = SubprocessContext._close
 
     def close_soon(ranks: SubprocessContext, death_sig: signal.Signals, timeout: int = 30) -> None:
-        close(ranks, death_sig=death_sig, timeout=LEAVE_S if ranks._failures else timeout)
+        is_asked = isinstance(sys.exception(), SignalException)
+        limit_s = timeout if is_asked else min(timeout, _UNASKED_S)
+        close(ranks, death_sig=death_sig, timeout=LEAVE_S if ranks._failures else limit_s)
         _closed_with.clear()  # the machine may have had other ranks
         for place, each in ranks.subprocess_handlers.items():
             _closed_with[int(ranks.envs[place]["RANK"])] = each.proc.poll()

@@ -23,7 +23,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
 from tests.support.naming import naming
-from tidemill.errors import ConfigError, FatalError
+from tidemill.errors import ConfigError, FatalError, Unavailable
 from tidemill.process import GPU_LOST
 from tidemill.services.learner import torchrun
 from tidemill.services.learner.torchrun import check_saved, rank_count, run_agent
@@ -140,6 +140,28 @@ def test_first_rank_that_fails_when_asked_to_end_has_not_saved(
     assert not run_agent(argparse.Namespace(max_restarts=0), [], {}, None)
     with nullcontext() if is_saved else pytest.raises(FatalError, match=naming("rank 0", codes[0])):
         check_saved()
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_ranks_have_the_time_to_save_only_if_they_are_asked_to_end(
+    is_asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those whose other machines are lost may hang in an exchange, and this machine is to join the others again."""
+    close = Mock()
+    monkeypatch.setattr(SubprocessContext, "_close", close)
+    ranks: Any = SubprocessContext.__new__(SubprocessContext)
+    ranks._failures, ranks.subprocess_handlers = {}, {}
+
+    def ended(options: argparse.Namespace) -> None:
+        try:  # as torch's agent does
+            raise SignalException("asked to end", signal.SIGTERM) if is_asked else DistNetworkError("lost")
+        finally:
+            ranks._close(signal.SIGTERM, timeout=3600)
+
+    monkeypatch.setattr(torchrun, "run_ranks", ended)
+    with nullcontext() if is_asked else pytest.raises(Unavailable):
+        run_agent(argparse.Namespace(max_restarts=0), [], {}, None)
+    assert close.call_args.kwargs["timeout"] == (3600 if is_asked else 30)
 
 
 @pytest.mark.parametrize("words", [(), ("4",), ("four", "3"), ("auto", "3"), ("0", "3"), ("4", "--config")], ids=str)
