@@ -192,6 +192,8 @@ def test_kubernetes_pods_are_confined_and_probed(kustomization: str, kubernetes:
             patience_s = alive["periodSeconds"] * alive["failureThreshold"]
             # torchrun starts the learners of a pod again itself, after a wait for those of others. A process whose
             # environment hangs is unwell after half of a time, and ends after all of it, with the reason
+            if container["name"] == "learner":  # the last checkpoint
+                assert pod["terminationGracePeriodSeconds"] > 2 / 3 * LearnerSettings().ranks_timeout_s
             least_s = {
                 "learner": 2 * LearnerSettings().ranks_timeout_s,
                 "actor": EnvSettings("any").step_timeout_s,

@@ -17,7 +17,8 @@ _OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 def test_free_port_is_none_that_an_outgoing_connection_takes() -> None:
     """It is below their range as Linux sets it, so no connection can take it before the server listens."""
     lowest = int(_OUTGOING.read_text().split()[0])
-    assert all(free_port() < max(lowest, PORTS.stop) for _ in range(20))
+    assert PORTS.stop <= max(lowest, 32768)  # unless this machine's range was widened
+    assert all(free_port() in PORTS for _ in range(20))
 
 
 def test_free_port_is_given_once_and_with_those_after_it() -> None:

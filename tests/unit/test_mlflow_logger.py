@@ -69,11 +69,12 @@ def test_names_that_mlflow_refuses_are_sent_with_other_letters(client: Mock) -> 
     """A metric or a setting of the user's own would end each `tidemill log` at the same place."""
     entities = sys.modules["mlflow.entities"]
     run = dataclasses.replace(_RUN, config={"env": {"kwargs": {"a[b]": 1}}})
-    MlflowLogger(run).log(3, {"learner/q(s,a)": 0.5, "learner/loss: é-1.0": 2.0}, 1.0)
+    MlflowLogger(run).log(3, {"learner/q(s,a)": 0.5, "learner/loss: é-1.0": 2.0, "learner//" + "x" * 300: 1.0}, 1.0)
     entities.Param.assert_called_once_with("env.kwargs.a_b_", "1")
     assert [call.args for call in entities.Metric.call_args_list] == [
         ("learner/q_s_a_", 0.5, 1000, 3),
         ("learner/loss: é-1.0", 2.0, 1000, 3),
+        ("learner/_/" + "x" * 240, 1.0, 1000, 3),
     ]
 
 

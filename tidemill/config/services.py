@@ -237,7 +237,8 @@ class LearnerSettings:
     """User-defined callbacks, each `module:name`, called on updates and published versions (docs/extending.md)."""
     ranks_timeout_s: float = 120.0
     """Seconds that a learner waits for the others it trains with. All of them then restart. On several machines the
-    last checkpoint of a run must be written within two thirds of it, or it is lost."""
+    last checkpoint of a run must be written within two thirds of it, or it is lost; what stops the learner must
+    wait as long, such as `terminationGracePeriodSeconds` of Kubernetes."""
 
     def __post_init__(self) -> None:
         _check_device("learner.device", self.device)

@@ -13,6 +13,7 @@ from tidemill.loggers.interface import LoggedRun, RunLogger
 
 _MOST_PARAMS = 100
 _MOST_TEXT = 500
+_MOST_NAME = 250
 """What a request to a tracking server may hold."""
 _EXPERIMENT = "tidemill"
 _REFUSED = re.compile(r"[^/\w.\-: ]")
@@ -86,8 +87,12 @@ class MlflowLogger(RunLogger):
 
 
 def _taken(name: str) -> str:
-    """Return a name as MLflow takes it: `q(s,a)` of an algorithm of your own becomes `q_s_a_`."""
-    return _REFUSED.sub("_", name)
+    """Return a name as MLflow takes it: `q(s,a)` of an algorithm of your own becomes `q_s_a_`.
+
+    It becomes a path there, without parts that are empty or consist of dots.
+    """
+    parts = _REFUSED.sub("_", name).split("/")
+    return "/".join(part if part.strip(".") else "_" for part in parts)[:_MOST_NAME]
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
