@@ -189,7 +189,10 @@ class _Handler(BaseHTTPRequestHandler):
         hosts, origins = self.headers.get_all("Host", []), self.headers.get_all("Origin", [])
         if len(hosts) != 1 or not _HOST.fullmatch(hosts[0]):
             raise _Refused(403, "this page is served to 127.0.0.1 and localhost only")
-        if origins not in ([], [f"http://{hosts[0]}"]) or (is_page and not origins):
+        own = f"http://{hosts[0]}"
+        if is_page and not origins:
+            raise _Refused(403, f"the request has no Origin header; a button's request must have `Origin: {own}`")
+        if origins not in ([], [own]):
             raise _Refused(403, "requests of this origin are refused")
         if self.path != "/" and self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
             raise _Refused(403, "requests of other sites are refused")

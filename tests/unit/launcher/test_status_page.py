@@ -145,6 +145,13 @@ def test_data_is_refused_to_a_foreign_origin(page: StatusPage, headers: dict[str
     assert _ask(page, "GET", "/status.json", {"Origin": f"http://127.0.0.1:{page.port + 1}"})[0] == 403
 
 
+def test_button_without_an_origin_is_told_which_one_to_send(page: StatusPage) -> None:
+    """Such as of curl; no origin was refused, since none was named."""
+    status, answer = _press(page, Origin="")
+    assert status == 403
+    assert f"Origin: http://127.0.0.1:{page.port}" in answer["error"]
+
+
 @pytest.mark.parametrize(
     "path",
     [
