@@ -139,6 +139,8 @@ async def test_batches_of_a_dataset_that_is_closed_end(server: LocalServer) -> N
         assert await in_thread is None
         assert await asyncio.to_thread(next, dataset) is None
         assert await asyncio.to_thread(next, dataset, "over") == "over"
+    with pytest.raises(StopIteration, match="closed"):
+        next(dataset)
 
 
 async def _batches(dataset: ReplayDataset) -> int:

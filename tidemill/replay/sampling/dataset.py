@@ -447,10 +447,10 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
     def _overdue(self, table: int) -> Unavailable | EndOfBatches:
         """The exception for a batch that does not come in time: its likely cause, or the end of the batches."""
         found = self._late[table].ask()
+        late = f"no batch of table {self._parts[table].table.name!r} within {self._timeout_s:g} s"
         if found and self._end_on_timeout:
-            return EndOfBatches()
-        name, why = self._parts[table].table.name, self._late[table].why(found)
-        return Unavailable(f"no batch of table {name!r} within {self._timeout_s:g} s: {why}")
+            return EndOfBatches(late)
+        return Unavailable(f"{late}: {self._late[table].why(found)}")
 
 
 class _Overdue(Exception):

@@ -149,7 +149,7 @@ class ReplaySampler(Reopened, Closing, Iterator[SampledBatch]):
                 return batch
             if self._late.is_due(began_s):
                 self._late.tell()
-        raise EndOfBatches
+        raise EndOfBatches("the sampler is closed, or its `stop` is set")
 
     def ask_smaller(self) -> None:
         """Ask that the next batch have what the table can give now, where a whole one does not come.

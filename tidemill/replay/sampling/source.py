@@ -23,6 +23,11 @@ class EndOfBatches(StopIteration):
     `await asyncio.to_thread(next, dataset)` did so once the dataset was closed; with this it returns None.
     """
 
+    def __init__(self, message: str) -> None:
+        """Set the message alone: the value of a StopIteration would be the result of such an `await`."""
+        super().__init__(message)
+        self.value = None
+
 
 class SampleSource(Protocol):
     """Interface of a `SampleStream`, or its substitute, that a dataset needs. Any thread may call it."""

@@ -186,7 +186,8 @@ class TableFeed:
                 break
             elif not self._epochs_are_over.is_set() and (batches is None or time.monotonic() >= deadline_s):
                 return None
-        raise EndOfBatches
+        why = "the dataset is closed, or its `stop` is set" if self._is_over() else "every epoch is over"
+        raise EndOfBatches(f"no more batches: {why}")
 
     def put_back(self, fed: FedBatch) -> None:
         """Hand a batch out once more, before all others."""
