@@ -6,7 +6,7 @@ algorithm's settings has another: that of its paper, or of RL Baselines3 Zoo and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tidemill.envs.settings import EnvSettings
@@ -22,6 +22,7 @@ Document = dict[str, Any]
 
 _FEW_ITEMS = 512
 _LARGEST_CHUNK = 1024
+_MOST_NAMED = 12
 _OF_THE_ALGORITHM = {
     "table": ("sampler", "min_size", "max_items", "chunk_length"),
     "learner": ("updates_per_env_step", "publish_every", "publish_half", "max_policy_lag"),
@@ -114,15 +115,21 @@ def adapted(
         left_out = {"agent": tuple(agent), **_OF_THE_ALGORITHM}
         document, dropped = _without(document, left_out)
         dropped = [name for name in dropped if name != "agent.algorithm"]
-        notes += [f"settings of {before} are left out for {algorithm}: {', '.join(dropped)}"] if dropped else []
+        notes += [f"settings of {before} are left out for {algorithm}: {_named(dropped)}"] if dropped else []
     env, wanted = document.get("env") or {}, options.get("env", {}).get("id", "")
     if is_preset and wanted and env.get("id", wanted) != wanted:
         are_games = wanted.startswith("ALE/") and str(env["id"]).startswith("ALE/")  # preprocessed alike
         others = () if are_games else tuple(name for name in env if name not in ("id", "num_envs"))
         left_out = {"env": others, "run": ("target_return",), "evaluator": ("start_env_steps",)}
         document, dropped = _without(document, left_out)
-        notes += [f"settings for {env['id']} are left out for {wanted}: {', '.join(dropped)}"] if dropped else []
+        notes += [f"settings for {env['id']} are left out for {wanted}: {_named(dropped)}"] if dropped else []
     return document, notes
+
+
+def _named(settings: Sequence[str]) -> str:
+    """Return the names in one line; of a run's config.yaml, which has every setting, only the first ones."""
+    more = f" and {len(settings) - _MOST_NAMED} more" if len(settings) > _MOST_NAMED else ""
+    return ", ".join(settings[:_MOST_NAMED]) + more
 
 
 def _without(document: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]) -> tuple[Document, list[str]]:

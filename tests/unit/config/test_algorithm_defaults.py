@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.naming import naming
 from tidemill.config.algorithm_defaults import merged
-from tidemill.config.load import load, load_config
+from tidemill.config.load import load, load_config, write_document
 from tidemill.config.sections import ReplayConfig, RunConfig
 from tidemill.errors import ConfigError
 from tidemill.rl.settings.registry import LearnsOnPolicy, algorithms
@@ -63,6 +63,16 @@ def test_preset_of_another_algorithm_leaves_its_settings_behind(capsys: pytest.C
     assert _read("--config", "cartpole_ppo", "--agent.algorithm", "dqn").table.sampler == "uniform"
     same: Any = _read("--config", "quickstart", "--agent.algorithm", "sac").agent
     assert same.batch_size == 128
+
+
+def test_note_on_settings_left_out_of_a_run_is_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run's config.yaml has every setting; the note names the first ones and how many more there are."""
+    write_document(_read("--config", "quickstart"), tmp_path / "config.yaml")
+    _read("--config", str(tmp_path / "config.yaml"), "--agent.algorithm", "td3")
+    (note,) = capsys.readouterr().err.splitlines()
+    assert "settings of sac are left out for td3: agent." in note
+    assert note.endswith(" more")
+    assert len(note) < 500
 
 
 def test_preset_for_another_environment_loses_its_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
