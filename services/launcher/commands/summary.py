@@ -10,6 +10,7 @@ from typing import Any
 from tidemill import formats
 from tidemill.config.sections import RunConfig
 from tidemill.installation import activation, command_name, typed
+from tidemill.learner.checkpoint_header import newest_steps
 from tidemill.learner.status import LearnerStatus
 from tidemill.params.digest import describe_digest
 from tidemill.scores import read_best, read_scores
@@ -54,16 +55,23 @@ def summarise(folder: Path, outcome: Outcome, learner: LearnerStatus | None = No
         lines.append(describe_result(result | run))
     if is_deterministic(folder) and (digest := describe_digest(folder / "params")):
         lines.append(f"parameters sha256 {digest}")
-    if learner is not None and learner.checkpoint_error:
-        lines.append(
-            f"The last checkpoint failed: {learner.checkpoint_error}. A resumed run starts from the previous one."
-        )
+    if learner is not None and learner.checkpoint_error and (failed := _failed_checkpoint(folder, learner)):
+        lines.append(failed)
     lines += ["", f"In {folder}:"]
     lines += [f"  {name:26} {meaning}" for name, meaning in _FILES if _has_content(folder / name)]
     lines += ["", *_next_commands(folder, result)]
     if outcome.exit_code:
         lines.append(f"What went wrong: see {folder / 'logs'}")
     return lines
+
+
+def _failed_checkpoint(folder: Path, learner: LearnerStatus) -> str:
+    """Return how the last checkpoint failed; empty if the learner wrote one after its last status."""
+    steps = newest_steps(folder / "checkpoints")
+    if steps > learner.checkpoint_steps:
+        return ""
+    start = f"the previous one, of step {steps:,}" if steps else "scratch: there is no earlier one"
+    return f"The last checkpoint failed: {learner.checkpoint_error}. A resumed run starts from {start}."
 
 
 def _next_commands(folder: Path, result: dict[str, Any]) -> list[str]:

@@ -134,6 +134,8 @@ class ClusterStatus:
     def keeps(self) -> str:
         """Description of the data that Ctrl-C would keep now."""
         if self.learner is not None and self.learner.checkpoint_error:
+            if not self.is_disk_full:  # the cause may have passed
+                return "tries to keep everything; the last checkpoint failed"
             steps = self.learner.checkpoint_steps
             return f"keeps what was learned up to step {steps:,} only" if steps else "keeps nothing of what was learned"
         if self.is_disk_full:

@@ -5,6 +5,7 @@ Nothing in it is code. `tidemill/formats.py` has the number of the format.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,10 +16,8 @@ from safetensors import SafetensorError
 
 from tidemill import formats
 from tidemill.errors import DataLoss
+from tidemill.learner.checkpoint_header import KEY, read_header
 from tidemill.rl.state_tree import Tree, flatten, unflatten
-
-_HEADER = "tidemill_checkpoint"
-_LENGTH_BYTES = 8  # before the header of a safetensors file
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
         "settings": dict(checkpoint.settings),
         "state": document,
     }
-    return safetensors.torch.save(tensors, metadata={_HEADER: json.dumps(header)})
+    return safetensors.torch.save(tensors, metadata={KEY: json.dumps(header)})
 
 
 def decode(data: bytes, source: object) -> Checkpoint:
@@ -79,7 +78,7 @@ def decode(data: bytes, source: object) -> Checkpoint:
         FatalError: They are of a format this version does not know.
     """
     try:
-        header = _header(data)
+        header = read_header(io.BytesIO(data))
         formats.check_format(formats.CHECKPOINT, header.get(formats.KEY), source)
         tensors = safetensors.torch.load(data)
     except (SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
@@ -97,10 +96,3 @@ def decode(data: bytes, source: object) -> Checkpoint:
         priorities=state.get("priorities", {}),
         settings=header.get("settings", {}),
     )
-
-
-def _header(data: bytes) -> dict[str, Any]:
-    size = int.from_bytes(data[:_LENGTH_BYTES], "little")
-    metadata = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + size])["__metadata__"]
-    header: dict[str, Any] = json.loads(metadata[_HEADER])
-    return header

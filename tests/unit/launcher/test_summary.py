@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from tidemill.config.load import load_config
@@ -21,6 +23,7 @@ from tidemill.services.evaluator.csv_logs import ScoreLog
 from tidemill.services.launcher.commands.summary import describe_restored, describe_result, summarise
 from tidemill.services.launcher.run.continuation import check_limits
 from tidemill.services.launcher.supervise.supervisor import Outcome
+from tidemill.services.learner.checkpoint.format import Checkpoint, encode
 
 
 def test_summary_says_how_it_went_and_where_the_files_are(tmp_path: Path) -> None:
@@ -116,10 +119,21 @@ def test_summary_of_an_interrupted_run_says_how_to_look_at_what_it_has_learned(t
 
 
 def test_summary_says_that_the_last_checkpoint_failed(tmp_path: Path) -> None:
-    """Whoever continues must know where."""
+    """Whoever continues must know where. One that was written after the last status counts."""
     learner = LearnerStatus(checkpoint_error="cannot write x: No space left on device")
-    said = "\n".join(summarise(tmp_path, Outcome(0, "stopped as asked"), learner))
-    assert "The last checkpoint failed: cannot write x: No space left on device." in said
+    failed = "The last checkpoint failed: cannot write x: No space left on device. A resumed run starts from "
+
+    def said() -> str:
+        return "\n".join(summarise(tmp_path, Outcome(0, "stopped as asked"), learner))
+
+    assert f"{failed}scratch: there is no earlier one." in said()
+    counters = {"learner_steps": 4_558}
+    checkpoint = Checkpoint("dqn", {}, "", counters, {"weight": torch.zeros(1)}, {})
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "checkpoint-000001-00000001.safetensors").write_bytes(encode(checkpoint))
+    assert "checkpoint failed" not in said()
+    learner = replace(learner, checkpoint_steps=4_558)
+    assert f"{failed}the previous one, of step 4,558." in said()
 
 
 def test_summary_of_a_failed_run_points_at_the_logs(tmp_path: Path) -> None:

@@ -426,10 +426,11 @@ def test_snapshot_says_what_an_end_now_would_keep() -> None:
     """All of it, unless the last checkpoint failed or the next one will."""
     assert _STATUS.keeps == "keeps everything"
     failed = dataclasses.replace(_LEARNER, checkpoint_steps=5_000, checkpoint_error="no space left on device")
-    assert dataclasses.replace(_STATUS, learner=failed).keeps == "keeps what was learned up to step 5,000 only"
-    none = dataclasses.replace(failed, checkpoint_steps=0)
-    assert dataclasses.replace(_STATUS, learner=none).keeps == "keeps nothing of what was learned"
     full = dataclasses.replace(_STATUS, is_disk_full=True)
+    assert dataclasses.replace(full, learner=failed).keeps == "keeps what was learned up to step 5,000 only"
+    none = dataclasses.replace(failed, checkpoint_steps=0)
+    assert dataclasses.replace(full, learner=none).keeps == "keeps nothing of what was learned"
+    assert dataclasses.replace(_STATUS, learner=none).keeps == "tries to keep everything; the last checkpoint failed"
     assert full.keeps == "cannot keep what was learned since the last checkpoint"
     assert full.waiting == "the disk is full"
     waits = dataclasses.replace(full, learner=LearnerStatus(state=LearnerState.WAITING))
