@@ -20,6 +20,7 @@ from tidemill.config.sections import ReplayConfig
 from tidemill.config.services import ReplaySettings
 from tidemill.errors import TidemillError, Unavailable
 from tidemill.programs.traces import start_traces
+from tidemill.rpc.client_security import never_connected
 from tidemill.rpc.telemetry import configure_logging, identify, serve_metrics, watch_disk
 from tidemill.services.replay.metrics import EXPECTED, ReplayCollector
 from tidemill.services.replay.server import ReplayServer
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (name := "".join(arguments[:1])) in _COMMANDS:
         module, function, _ = _COMMANDS[name]
         command = getattr(importlib.import_module(f"tidemill.services.replay.{module}"), function)
-        return process.run(f"tidemill replay {name}", partial(_reaching, command, arguments[1:]))
+        return process.run(f"tidemill replay {name}", partial(_reaching, name, command, arguments[1:]))
     if list(arguments) in (["-h"], ["--help"]):
         print(_help())
         return 0
@@ -91,7 +92,7 @@ def _help() -> str:
     return "\n".join(lines)
 
 
-def _reaching(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+def _reaching(name: str, command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
     """Return the exit code of a command that calls a server.
 
     Raises:
@@ -100,7 +101,9 @@ def _reaching(command: Callable[[Sequence[str]], int], arguments: Sequence[str])
     try:
         return command(arguments)
     except Unavailable as error:
-        asked = "is it running at this address? Is its disk full (`tidemill replay tables`)?"
+        asked = "is it running at this address?"
+        if name != "tables" and not never_connected(str(error)):
+            asked += " Is its disk full (`tidemill replay tables`)?"
         raise Unavailable(f"the replay service does not answer: {asked} ({error})") from error
 
 

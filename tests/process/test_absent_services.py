@@ -43,3 +43,4 @@ def test_replay_command_without_a_server_asks_whether_it_runs(words: tuple[str, 
     asked = "the replay service does not answer: is it running at this address?"
     assert line.startswith(f"tidemill replay {name}: {asked}")
     assert "127.0.0.1:1" in line
+    assert "disk" not in line

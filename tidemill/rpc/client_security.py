@@ -48,13 +48,18 @@ _log = LateLogger()
 _excepting = threading.Lock()  # guards changes of the variable
 
 
+def never_connected(details: str) -> bool:
+    """True if a call failed because no connection was made, by the details of its status."""
+    return _NOT_CONNECTED in details
+
+
 def tls_failure(details: str) -> str:
     """Return why TLS prevented a connection; empty if it did not.
 
     Args:
         details: Of a call's status.
     """
-    if _NOT_CONNECTED not in details:
+    if not never_connected(details):
         return ""
     if "Socket closed" in details:  # all that a client is told of a handshake that the server has ended
         if os.environ.get(CA):
