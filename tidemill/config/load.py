@@ -349,6 +349,8 @@ def _take_help(arguments: list[str], config: type[Any]) -> str | None:
 
 def _nearest_config(path: Path) -> str:
     """Return a hint at the config file or preset that was probably meant; an empty string if there is none like it."""
+    if path.name == "cluster.yaml" and path.with_name("config.yaml").exists():
+        return f": {path.parent} is not running, and only a running run has this file"
     folders = dict.fromkeys((path.parent, Path("configs")))
     files = [str(file) for folder in folders for file in sorted(folder.glob("*.yaml"))]
     hint = nearest(str(path), files)

@@ -345,3 +345,11 @@ def test_setting_that_a_class_refuses_does_not_hide_the_next_one() -> None:
 def test_home_of_nobody_is_the_name_of_a_folder() -> None:
     """As a shell takes it."""
     assert load_config({"run": {"root": "~nobody-here/runs", "name": "a"}}).run.folder == Path("~nobody-here/runs/a")
+
+
+def test_missing_cluster_file_of_a_run_is_told_as_a_run_that_has_stopped(tmp_path: Path) -> None:
+    """Its config.yaml would name no address of a running service."""
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(ConfigError, match=naming("is not running")) as refused:
+        load(RunConfig, ["--config", str(tmp_path / "cluster.yaml")], prog="test", description="")
+    assert "did you mean" not in str(refused.value)
