@@ -64,6 +64,7 @@ from tidemill.services.learner.status.progress import Progress, StatusReporter
 from tidemill.services.learner.training.pace import FreeRunning, Learning, Pace
 from tidemill.services.learner.training.threads import Threads
 from tidemill.services.learner.training.trainer import Limits, Trainer, TrainerOutputs
+from tidemill.settings.overlay import to_document
 from tidemill.types import EnvSpec
 
 _LAST_PUBLISH_S = 5.0
@@ -355,6 +356,7 @@ class Learner:
             algorithm=algorithm,
             config_digest=self._digest,
             settings=training_settings(self._config),
+            table=to_document(self._config.table),
             written_by=written_by,
             priorities=self._pace.kept_priorities,
         )

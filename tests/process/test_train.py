@@ -306,6 +306,11 @@ def test_run_is_watched_steered_stopped_and_resumed_from_its_checkpoint(config_f
     assert code == 2
     assert re.search(r"cannot continue with agent.hidden_sizes \[48\] .*: its checkpoint holds networks", said)
     assert (folder / "config.yaml").read_bytes() == settings
+    (folder / "config.yaml").write_bytes(re.sub(rb"(?m)^  n_step: .*", b"  n_step: 5", settings))
+    code, said = ended("resume", str(folder))
+    assert code == 2
+    assert "cannot continue with agent.n_step 5 " in said
+    (folder / "config.yaml").write_bytes(settings)
     with launched("resume", str(folder)) as resumed:
         url = resumed.until(r"http://127\.0\.0\.1:").split("| ")[1]
         assert "from the log" in resumed.until("replay")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,13 +20,9 @@ def read_header(file: BinaryIO) -> dict[str, Any]:
     return header
 
 
-def newest_steps(folder: Path) -> int:
-    """Return the updates in the newest checkpoint of a folder; 0 if it has none, or none that can be read."""
-    found = sorted(folder.glob("[!.]*.safetensors"))
-    if not found:
-        return 0
-    try:
-        with found[-1].open("rb") as file:
-            return int(read_header(file)["counters"]["learner_steps"])
-    except (OSError, AttributeError, KeyError, TypeError, ValueError):
-        return 0
+def newest_header(folder: Path) -> dict[str, Any]:
+    """Return the header of the newest checkpoint in a folder; empty without one, or if it cannot be read."""
+    for newest in sorted(folder.glob("[!.]*.safetensors"))[-1:]:
+        with contextlib.suppress(OSError, AttributeError, KeyError, TypeError, ValueError), newest.open("rb") as file:
+            return read_header(file)
+    return {}

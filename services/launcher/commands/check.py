@@ -12,7 +12,7 @@ from tidemill.config.run import ClusterSettings
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.services.launcher.commands.train import check_settings
-from tidemill.services.launcher.run.continuation import describe_changes
+from tidemill.services.launcher.run.continuation import describe_changes, trained_settings
 from tidemill.services.launcher.run.folder import has_trained, keep_settings
 
 _ABOUT = """Check the settings of a cluster that an engine starts service by service: pass those of all services.
@@ -49,7 +49,8 @@ def check(argv: Sequence[str]) -> int:
         launcher=replace(config.launcher, replay=False),
         learner=replace(config.learner, sources={}, device="cuda"),
     )
-    check_settings(started_elsewhere, None, before, any_learners=True)
+    trained = before and trained_settings(before, config.run.folder)
+    check_settings(started_elsewhere, None, trained, any_learners=True)
     is_written = before is None or is_elsewhere  # else `resume` would train with them, unasked
     if is_written:
         keep_settings(config)

@@ -10,7 +10,7 @@ from typing import Any
 from tidemill import formats
 from tidemill.config.sections import RunConfig
 from tidemill.installation import activation, command_name, typed
-from tidemill.learner.checkpoint_header import newest_steps
+from tidemill.learner.checkpoint_header import newest_header
 from tidemill.learner.status import LearnerStatus
 from tidemill.params.digest import describe_digest
 from tidemill.scores import read_best, read_scores
@@ -67,7 +67,7 @@ def summarise(folder: Path, outcome: Outcome, learner: LearnerStatus | None = No
 
 def _failed_checkpoint(folder: Path, learner: LearnerStatus) -> str:
     """Return how the last checkpoint failed; empty if the learner wrote one after its last status."""
-    steps = newest_steps(folder / "checkpoints")
+    steps = newest_header(folder / "checkpoints").get("counters", {}).get("learner_steps", 0)
     if steps > learner.checkpoint_steps:
         return ""
     start = f"the previous one, of step {steps:,}" if steps else "scratch: there is no earlier one"

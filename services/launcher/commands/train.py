@@ -25,7 +25,7 @@ from tidemill.programs.fork_client import ForkClient
 from tidemill.scores import read_scores
 from tidemill.services.launcher.commands.summary import describe_restored, summarise
 from tidemill.services.launcher.page.run_document import with_status_page
-from tidemill.services.launcher.run.continuation import check_limits
+from tidemill.services.launcher.run.continuation import check_limits, trained_settings
 from tidemill.services.launcher.run.env_check import check_environment
 from tidemill.services.launcher.run.folder import (
     RunFolder,
@@ -119,7 +119,7 @@ def resume(argv: Sequence[str]) -> int:
     check_limits(before, config, path)
     check_addresses(config)
     with _fork_client(config) as forks, LoggerProcesses() as loggers:
-        check_settings(config, forks, before)
+        check_settings(config, forks, trained_settings(before, path))
         with RunFolder.open(path) as folder:
             check_free_ports(config)  # now that it is known not to run, and so not to listen itself
             remove_leftover_sockets(folder)

@@ -14,6 +14,7 @@ from tidemill.envs.recorded_spec import spec_changes
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError, TidemillError
 from tidemill.installation import typed
+from tidemill.learner.checkpoint_header import newest_header
 from tidemill.rl.settings.registry import stored_columns
 from tidemill.scores import read_scores
 from tidemill.services.launcher.run.folder import has_trained, with_run_paths
@@ -67,6 +68,30 @@ def _protocol(config: RunConfig) -> tuple[object, ...]:
     settings = config.evaluator
     epsilon = epsilon_of(config) if settings.policy == "epsilon" else 0.0
     return settings.source, settings.policy, epsilon, noop_max_of(config)
+
+
+def trained_settings(before: RunConfig, folder: Path) -> RunConfig:
+    """Return the settings of a run with those of its newest checkpoint, which an edited config.yaml does not have.
+
+    Args:
+        before: Settings in the run's config.yaml.
+        folder: The run's.
+    """
+    header = newest_header(folder / "checkpoints")
+    settings: dict[str, Any] = header.get("settings", {})
+    if not (settings and header.get("table")):  # of an earlier version
+        return before
+    document = to_document(before)
+    if document["agent"]["algorithm"] != settings["agent.algorithm"]:
+        document["agent"] = {}
+    for name, value in settings.items():
+        section, _, setting = name.partition(".")
+        document[section][setting] = value
+    document["table"] |= header["table"]
+    try:
+        return from_document(RunConfig, document)
+    except TidemillError:  # settings that another version had
+        return before
 
 
 def check_continues(before: RunConfig, now: RunConfig, spec_of: Callable[[EnvSettings], EnvSpec]) -> None:

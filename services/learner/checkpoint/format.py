@@ -44,6 +44,8 @@ class Checkpoint:
     """`RoundPriorities.state()` of a run in lock-step on a prioritized table; empty in all others."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """`training_settings` of the run, by name; empty if an early version wrote it."""
+    table: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the table that it trained on; empty if an early version wrote it."""
 
 
 def encode(checkpoint: Checkpoint) -> bytes:
@@ -61,6 +63,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
         "written_by": dict(checkpoint.written_by),
         "fencing_token": checkpoint.fencing_token,
         "settings": dict(checkpoint.settings),
+        "table": dict(checkpoint.table),
         "state": document,
     }
     return safetensors.torch.save(tensors, metadata={KEY: json.dumps(header)})
@@ -95,4 +98,5 @@ def decode(data: bytes, source: object) -> Checkpoint:
         fencing_token=header["fencing_token"],
         priorities=state.get("priorities", {}),
         settings=header.get("settings", {}),
+        table=header.get("table", {}),
     )

@@ -105,12 +105,13 @@ class ResumableState:
         algorithm: str,
         config_digest: str,
         settings: Mapping[str, Any] | None = None,
+        table: Mapping[str, Any] | None = None,
         written_by: Mapping[str, str] | None = None,
         priorities: HasState | None = None,
     ) -> None:
         self._agent, self._counters = agent, counters
         self._algorithm, self._config_digest = algorithm, config_digest
-        self._settings = settings or {}
+        self._settings, self._table = settings or {}, table or {}
         self._written_by = written_by or {}
         self._priorities = priorities
         self._draws_anew = False  # since the newest state that was loaded
@@ -128,6 +129,7 @@ class ResumableState:
             fencing_token=self._counters.fencing_token,
             priorities=self._priorities.state() if self._priorities is not None else {},
             settings=self._settings,
+            table=self._table,
         )
 
     def snapshot(self) -> LearnerSnapshot:

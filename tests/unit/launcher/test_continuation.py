@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.batches import CONTINUOUS
 from tests.support.naming import naming
+from tidemill.config.digest import training_settings
 from tidemill.config.load import by_sections, load_config
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings, ReplaySettings, StorageSettings
 from tidemill.config.table import TableSettings
 from tidemill.errors import ConfigError
-from tidemill.services.launcher.run.continuation import check_continues, check_limits
+from tidemill.services.launcher.run.continuation import check_continues, check_limits, trained_settings
+from tidemill.services.learner.checkpoint.format import Checkpoint, encode
+from tidemill.settings.overlay import to_document
 
 
 def test_limit_that_a_run_has_passed_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -85,6 +89,43 @@ def test_refusal_names_only_the_settings_that_do_not_fit(wrong: dict[str, object
     with pytest.raises(ConfigError, match=naming(named)) as raised:
         check_continues(before, now, lambda _: CONTINUOUS)
     assert "batch_size" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "edited, named",
+    [
+        ({"agent.hidden_sizes": [8]}, "agent.hidden_sizes [8] [16] networks"),
+        ({"agent.n_step": 3}, "agent.n_step 3 1 items"),
+        ({"table.sampler": "prioritized"}, "table.sampler 'prioritized' 'uniform' items"),
+        ({"agent.algorithm": "td3"}, "agent.algorithm 'td3' 'sac' algorithm"),
+    ],
+)
+def test_settings_edited_in_the_file_of_a_run_are_compared_with_its_checkpoint(
+    edited: dict[str, object], named: str, tmp_path: Path
+) -> None:
+    """The checkpoint has what the run trained with; of an early version, or none, it does not tell."""
+    agent = {"agent.algorithm": "sac", "agent.hidden_sizes": [16]}
+    trained, now = (load_config(by_sections(agent | more)) for more in ({}, edited))
+    assert trained_settings(now, tmp_path) is now
+    checkpoint = Checkpoint("sac", {}, "", {}, {"weight": torch.zeros(1)}, {}, settings=training_settings(trained))
+    file = tmp_path / "checkpoints" / "checkpoint-000001-00000001.safetensors"
+    file.parent.mkdir()
+    file.write_bytes(encode(checkpoint))
+    assert trained_settings(now, tmp_path) is now
+    file.write_bytes(encode(replace(checkpoint, table=to_document(trained.table))))
+    with pytest.raises(ConfigError, match=naming(named)):
+        check_continues(trained_settings(now, tmp_path), now, lambda _: CONTINUOUS)
+    assert trained_settings(trained, tmp_path) == trained
+
+
+def test_table_that_is_newer_than_the_checkpoint_may_have_other_items(tmp_path: Path) -> None:
+    """A resume that was given a new table may have been killed before its first checkpoint."""
+    trained, now = (load_config(by_sections({"agent.n_step": n, "table.name": f"t{n}"})) for n in (1, 3))
+    checkpoint = Checkpoint("dqn", {}, "", {}, {"weight": torch.zeros(1)}, {}, settings=training_settings(trained))
+    file = tmp_path / "checkpoints" / "checkpoint-000001-00000001.safetensors"
+    file.parent.mkdir()
+    file.write_bytes(encode(replace(checkpoint, table=to_document(trained.table))))
+    check_continues(trained_settings(now, tmp_path), now, lambda _: CONTINUOUS)
 
 
 def test_run_that_has_ended_continues_only_beyond_its_end(tmp_path: Path) -> None:
