@@ -168,9 +168,11 @@ def test_environment_that_hangs_is_given_up_at_the_bound() -> None:
 
 
 def test_environment_that_raises_shows_its_own_words() -> None:
-    """The end of the traceback is what its author needs."""
-    with pytest.raises(ConfigError, match="RuntimeError: the level file is missing"):
+    """In one line, with its place, as of one that raises in a step."""
+    with pytest.raises(ConfigError, match="RuntimeError: the level file is missing") as refused:
         check_environment(_config("raises"))
+    (line,) = str(refused.value).splitlines()
+    assert re.search(r"\(test_env_check\.py, line \d+\)$", line)
 
 
 @pytest.mark.parametrize("function, words", [("dies", ""), ("hangs", "3"), ("raises", "RuntimeError")])

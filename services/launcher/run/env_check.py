@@ -21,7 +21,7 @@ from tidemill.config.hindsight import item_window
 from tidemill.config.load import from_document, read_document, write_document
 from tidemill.config.sections import RunConfig
 from tidemill.config.sources import fractions_of
-from tidemill.errors import ConfigError, FatalError, InvalidArgument, Unavailable
+from tidemill.errors import ConfigError, FatalError, InvalidArgument, TidemillError, Unavailable
 from tidemill.parent import PARENT_VARIABLE
 from tidemill.process import run
 from tidemill.programs.fork_client import ForkClient, started
@@ -40,6 +40,7 @@ from tidemill.temporary_folder import temporary_folder
 
 if TYPE_CHECKING:
     from tidemill.envs.interface import VectorEnv
+    from tidemill.envs.settings import EnvSettings
     from tidemill.types import EnvSpec
 
 _MODULE = "tidemill.services.launcher.run.env_check"
@@ -47,6 +48,7 @@ _SETTINGS, _BEFORE, _REFUSAL, _NOTICE, _OUTPUT = "settings.yaml", "before.yaml",
 _ANY_LEARNERS = "any_learners"  # a file without content: how many share a batch is not known
 _IMPORT_FRAME = '  File "<frozen importlib.'  # of a traceback: without a line of source
 _SHOWN_LINES = 8
+_NAME = "env_check"
 _TEXTS = "text in the observations of {} is left out: {}"
 _ENDLESS = (
     "{} does not limit its episodes: unless each ends by itself, set --env.max-evaluation-steps, "
@@ -106,8 +108,17 @@ def check_environment(
         last_lines = _without_import(output_lines)
     if code:
         how = ":" if last_lines else f": its process ended with exit code {code} and printed nothing"
-        raise failed("\n".join([f"trying {tried} failed{how}", *last_lines[-_SHOWN_LINES:]]))
+        shown = _end_of(last_lines)
+        raise failed((" " if len(shown) == 1 else "\n").join([f"trying {tried} failed{how}", *shown]))
     return said
+
+
+def _end_of(lines: list[str]) -> list[str]:
+    """Return the last lines, from the beginning of a frame on if they are in a traceback."""
+    shown = lines[-_SHOWN_LINES:]
+    first = next((index for index, line in enumerate(shown) if line.startswith('  File "')), 0)
+    shown = shown[first:] if len(shown) < len(lines) else shown
+    return [line.removeprefix(f"{_NAME}: ") for line in shown]
 
 
 def _without_import(lines: list[str]) -> list[str]:
@@ -136,7 +147,7 @@ def _order(folder: Path, mark: str) -> Order:
 def try_here(folder: Path) -> int:
     """Try the environment of the settings in a folder; write there what is refused, and what is to be noted."""
     from tidemill.envs.goals import goal_rewards
-    from tidemill.envs.make import make_env, spec_of
+    from tidemill.envs.make import spec_of
     from tidemill.services.launcher.run.continuation import check_continues, check_spec
     from tidemill.services.launcher.run.random_play import play_random_steps
 
@@ -147,7 +158,7 @@ def try_here(folder: Path) -> int:
         _check_callbacks(config)
         notices: list[str] = []
         with contextlib.ExitStack() as stack:
-            env = None if config.env.spaces else stack.enter_context(closing(make_env(config.env, 1, training=False)))
+            env = None if config.env.spaces else stack.enter_context(closing(_made(config.env)))
             spec = spec_of(config.env) if env is None else env.spec
             _check_fits(config, spec, is_new=before is None, any_learners=(folder / _ANY_LEARNERS).exists())
             if env is not None:
@@ -188,6 +199,19 @@ def try_here(folder: Path) -> int:
     except (ConfigError, InvalidArgument, Unavailable) as error:
         (folder / _REFUSAL).write_text(str(error), encoding="utf-8")
     return 0
+
+
+def _made(settings: EnvSettings) -> VectorEnv:
+    """Make the environment; FatalError says in one line what its own code raises, as it may not the next time."""
+    from tidemill.envs.checks import FAILURES, fault
+    from tidemill.envs.make import make_env
+
+    try:
+        return make_env(settings, 1, training=False)
+    except TidemillError:
+        raise
+    except FAILURES as error:
+        raise FatalError(f"making it {fault(None, reset=False, error=error)}") from error
 
 
 def _check_fits(config: RunConfig, spec: EnvSpec, *, is_new: bool, any_learners: bool) -> None:
@@ -278,4 +302,4 @@ def _names_own_code(agent: AgentConfig) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(run("env_check", lambda: try_here(Path(sys.argv[1]))))
+    sys.exit(run(_NAME, lambda: try_here(Path(sys.argv[1]))))
