@@ -87,7 +87,7 @@ def train(argv: Sequence[str]) -> int:
     if fresh:
         arguments.remove("--fresh")
     config = with_absolute_log(load(RunConfig, arguments, prog="tidemill train", description=_TRAIN))
-    check_given_addresses(arguments)
+    check_given_addresses(arguments, config)
     check_free(config.run.folder, fresh=fresh)
     check_new_log(config, fresh=fresh)
     check_addresses(config)
@@ -108,7 +108,7 @@ def resume(argv: Sequence[str]) -> int:
     check_has_begun(path)
     file = path / "config.yaml"
     config = load(RunConfig, argv[1:], prog=f"tidemill resume {path}", description=_RESUME, file=file)
-    check_given_addresses(argv[1:])
+    check_given_addresses(argv[1:], config)
     before = read_settings(RunConfig, file)
     check_names_run(before, config, path)
     check_finds_log(before, with_run_paths(config, path))

@@ -133,11 +133,19 @@ def _chosen(server: ServerSettings, default: ServerSettings, socket: Path) -> Se
     return server if is_chosen else dataclasses.replace(server, address=_socket(socket))
 
 
-def check_given_addresses(arguments: Sequence[str]) -> None:
+def check_given_addresses(arguments: Sequence[str], config: RunConfig) -> None:
     """Raise a `ConfigError` if an option gives a service its default address, which would count as not given.
 
-    A file cannot tell: config.yaml of every run has the defaults.
+    A file cannot tell: config.yaml of every run has the defaults. With the other addresses of `cluster`, that of the
+    replay service may be one that `check_addresses` asks for.
     """
+    given = {word.partition("=")[0] for word in arguments}
+    is_alone = "--cluster.replay" in given and given.isdisjoint(("--cluster.params", "--cluster.learner"))
+    if is_alone and config.launcher.replay and config.cluster.replay == _DEFAULT.cluster.replay:
+        raise ConfigError(
+            f"cluster.replay is {config.cluster.replay[0]!r}, but this command starts its own replay service: add "
+            "--launcher.replay false to use the one at that address, or leave cluster.replay out"
+        )
     defaults = {name: getattr(_DEFAULT, name).server.address for name in ("replay", "paramserver", "learner")}
     refuse(
         f"{name}.server.address is {address!r}, the default, which this command replaces by a socket: give another port"
@@ -219,28 +227,32 @@ def check_addresses(config: RunConfig) -> None:
     """
     check_simulators(config)
     _check_metrics_addresses(config)
-    services = (
+    services: list[tuple[str, ServerSettings, ServerSettings]] = [
         ("params", config.paramserver.server, _DEFAULT.paramserver.server),
         ("learner", config.learner.server, _DEFAULT.learner.server),
-    )
-    elsewhere = [
-        f"cluster.{name} is {getattr(config.cluster, name)!r}"
+    ]
+    if config.launcher.replay:
+        services.insert(0, ("replay", config.replay.server, _DEFAULT.replay.server))
+    elsewhere = {
+        name: f"cluster.{name} is {_listed(getattr(config.cluster, name))!r}"
         for name, server, default in services
         if getattr(config.cluster, name) != getattr(_DEFAULT.cluster, name) and server.address == default.address
-    ]
+    }
     if not elsewhere:
         return
-    names = ["replay"] if config.launcher.replay else []
-    here = [(name, getattr(_DEFAULT.cluster, name)) for name in (*names, "params", "learner")]
-    options = " ".join(f"--cluster.{name} {default[0] if name == 'replay' else default}" for name, default in here)
-    also = ""
+    options = " ".join(f"--cluster.{name} {_listed(getattr(_DEFAULT.cluster, name))}" for name, _, _ in services)
+    also = "; to use a replay service that runs already, add --launcher.replay false" if "replay" in elsewhere else ""
     if inference := config.cluster.inference:  # refused here only: by itself it may be meant
         options += " --cluster.inference ''"
-        also = f"; cluster.inference is {' '.join(inference)!r}, and without it each actor runs the network itself"
+        also += f"; cluster.inference is {' '.join(inference)!r}, and without it each actor runs the network itself"
     raise ConfigError(
-        f"{' and '.join(elsewhere)}, but this command starts these services on this machine: add {options}, or set the "
-        f"address that each listens at as well, such as --paramserver.server.address{also}"
+        f"{' and '.join(elsewhere.values())}, but this command starts these services on this machine: add {options}, "
+        f"or set the address that each listens at as well, such as --paramserver.server.address{also}"
     )
+
+
+def _listed(addresses: str | tuple[str, ...]) -> str:
+    return addresses if isinstance(addresses, str) else " ".join(addresses)
 
 
 def _shards_reached_at(config: RunConfig, server: ServerSettings, sockets: Path) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from tidemill.services.launcher.run.env_check import check_environment
 from tidemill.services.launcher.run.folder import RunFolder
 from tidemill.services.launcher.run.paths import (
     check_addresses,
+    check_given_addresses,
     check_simulators,
     make_socket_folder,
     remove_socket_folder,
@@ -114,6 +115,32 @@ def test_run_of_another_cluster_is_told_how_to_reach_what_is_started_here(infere
     config = load(RunConfig, shlex.split(options), prog="resume", description="", file=file)
     check_addresses(config)
     assert config.cluster == RunConfig().cluster
+
+
+@pytest.mark.parametrize("replay", [["box:7401"], ["box:7401", "box:7411"]])
+def test_replay_service_elsewhere_is_used_only_if_none_is_started(replay: list[str]) -> None:
+    """Or if the one that is started listens there, for actors of other machines."""
+    cluster = {"cluster": {"replay": replay}}
+    for refused in ({}, {"params": "box:7402"}):
+        with pytest.raises(ConfigError, match=naming(f"cluster.replay '{' '.join(replay)}' --launcher.replay")):
+            check_addresses(load_config({"cluster": cluster["cluster"] | refused}))
+    check_addresses(load_config(cluster | {"launcher": {"replay": False}}))
+    check_addresses(load_config(cluster | {"replay": {"server": {"address": "0.0.0.0:7401"}}}))
+
+
+def test_default_address_of_the_replay_service_is_refused_if_one_is_started() -> None:
+    """The service there would stay unused. With the other addresses it is one that `resume` asked for."""
+
+    def check(*words: str) -> None:
+        config = load(RunConfig, words, prog="train", description="")
+        check_given_addresses(words, config)
+
+    address = ("--cluster.replay", "127.0.0.1:7401")
+    for words in (address, ["=".join(address)]):
+        with pytest.raises(ConfigError, match=naming("cluster.replay '127.0.0.1:7401' --launcher.replay")):
+            check(*words)
+    check(*address, "--launcher.replay", "false")
+    check(*address, "--cluster.params", "127.0.0.1:7402", "--cluster.learner", "127.0.0.1:7403")
 
 
 @pytest.mark.parametrize("words", [["train"], ["resume", "runs/a"]])
