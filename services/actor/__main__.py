@@ -37,7 +37,7 @@ from tidemill.rl.agents.split_policy import check_remote
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.settings.registry import LearnsOnPolicy, extra_columns_of
 from tidemill.rpc.background import BackgroundServer
-from tidemill.rpc.readiness import wait_for_service
+from tidemill.rpc.readiness import wait_for_any, wait_for_service
 from tidemill.rpc.telemetry import configure_logging, identify, serve_metrics
 from tidemill.services.actor.acting.loop import ActingLoop, ActingParams, PolicyParams, VersionPacer, make_throttle
 from tidemill.services.actor.acting.metrics import EXPECTED, ActorMetrics, open_curves, watch_writer
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with BackgroundServer("actor", config.actor.server) as server:
             address, metrics = server.start(), serve_metrics(config.actor.server, server.health)
             _log.info("listening", address=address, metrics=metrics)
-            if not _services_answer(config, stop):
+            if not services_answer(config, stop):
                 _log.info("stopped")
                 return 0
             if config.run.deterministic:
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run("actor", body)
 
 
-def _services_answer(config: ActorConfig, stop: threading.Event) -> bool:
+def services_answer(config: ActorConfig, stop: threading.Event) -> bool:
     """Wait for the services that an actor needs; return False if `stop` was set first.
 
     Raises:
@@ -95,7 +95,7 @@ def _services_answer(config: ActorConfig, stop: threading.Event) -> bool:
     if not wait_for_replay("cluster.replay", cluster.replay, timeout_s, stop):
         return False
     if cluster.inference and config.actor.inference_fallback == "wait":
-        return True
+        return wait_for_any("cluster.inference", cluster.inference, timeout_s, stop)
     return wait_for_service("cluster.params", cluster.params, timeout_s, stop)
 
 

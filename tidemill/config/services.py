@@ -274,8 +274,8 @@ class ActorSettings:
     """Number format of the forward pass of image networks with `dqn` and `r2d2`. Other policies act in float32 and
     refuse `bfloat16`. `auto` times both at the start and takes the faster."""
     inference_fallback: Literal["wait", "local"] = "wait"
-    """Behaviour while no address of `cluster.inference` answers. `wait`: wait for one. `local`: act with a network of
-    the actor, for which it fetches all new parameters."""
+    """Behaviour while no address of `cluster.inference` answers. `wait`: wait for one, at the start for at most
+    `cluster.connect_timeout_s`. `local`: act with a network of the actor, for which it fetches all new parameters."""
     max_in_flight_chunks: int = 2
     """Chunks per environment that may be sent or queued before the actor waits for the replay service, at least 1.
     Under a rate limiter this many are always in flight, so sampled data is older by that much."""

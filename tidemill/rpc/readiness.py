@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -18,27 +21,36 @@ _ABSENT = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 
 
 def wait_for_service(setting: str, address: str, timeout_s: float, stop: threading.Event) -> bool:
-    """Wait until a service answers; return False if `stop` was set first.
+    """Wait until a service answers; as `wait_for_any`, with one address."""
+    return wait_for_any(setting, (address,), timeout_s, stop)
+
+
+def wait_for_any(setting: str, addresses: Sequence[str], timeout_s: float, stop: threading.Event) -> bool:
+    """Wait until one of several services answers; return False if `stop` was set first.
 
     Args:
-        setting: Where its address is set, for the message, e.g. `cluster.replay`.
-        address: The address.
+        setting: Where the addresses are set, for the message, e.g. `cluster.inference`.
+        addresses: The addresses, at least one.
         timeout_s: Longest wait, in seconds.
         stop: Ends the wait when set.
 
     Raises:
-        Unavailable: Nothing answered in time; the message names setting and address.
+        Unavailable: Nothing answered in time; the message names setting and addresses.
     """
     deadline = time.monotonic() + timeout_s
-    with open_channel(address) as channel:
-        while not stop.is_set():
+    with ExitStack() as stack:
+        channels = [stack.enter_context(open_channel(address)) for address in addresses]
+        for channel in itertools.cycle(channels):
+            if stop.is_set():
+                return False
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
-                reason = f"nothing answers at {setting} ({address}) after {timeout_s:g} s"
-                raise Unavailable(f"{reason}: {why_not(channel) or 'is the service running?'}")
+                reason = f"nothing answers at {setting} ({', '.join(addresses)}) after {timeout_s:g} s"
+                why = next(filter(None, map(why_not, channels)), "is the service running?")
+                raise Unavailable(f"{reason}: {why}")
             if answers(channel, min(_POLL_S, remaining_s)):
                 return True
-    return False
+    raise AssertionError("a cycle has no end")
 
 
 def why_not(channel: grpc.Channel) -> str:

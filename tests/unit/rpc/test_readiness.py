@@ -7,9 +7,10 @@ import threading
 import pytest
 
 from tests.support.naming import naming
+from tests.support.waiting import WAIT_S
 from tidemill.errors import Unavailable
 from tidemill.rpc.background import BackgroundServer
-from tidemill.rpc.readiness import wait_for_service
+from tidemill.rpc.readiness import wait_for_any, wait_for_service
 from tidemill.rpc.settings import ServerSettings
 
 
@@ -23,6 +24,15 @@ def test_absent_service_is_named_after_the_timeout() -> None:
     """One line with setting, address and time."""
     with pytest.raises(Unavailable, match=naming("cluster.params 127.0.0.1:1 0.2")):
         wait_for_service("cluster.params", "127.0.0.1:1", 0.2, threading.Event())
+
+
+def test_one_of_several_services_is_enough() -> None:
+    """The others may come later; without any, all addresses are named."""
+    with BackgroundServer("test", ServerSettings(grace_s=0.1)) as server:
+        assert wait_for_any("cluster.inference", ("127.0.0.1:1", server.start()), WAIT_S, threading.Event())
+    with pytest.raises(Unavailable, match=naming("cluster.inference 0.2")) as failed:
+        wait_for_any("cluster.inference", ("127.0.0.1:1", "127.0.0.1:2"), 0.2, threading.Event())
+    assert "127.0.0.1:1, 127.0.0.1:2" in str(failed.value)
 
 
 def test_stop_ends_the_wait() -> None:
