@@ -73,7 +73,7 @@ def _held(report: TransferReport) -> str:
 def described(report: TransferReport) -> str:
     """Return a report for a person to read."""
     lost = f" ({report.lost_items:,} more are corrupt and were left out)" if report.lost_items else ""
-    return f"{report.items:,} items{lost} of {report.table}, {report.steps:,} steps, {report.size_bytes:,} bytes"
+    return f"{report.items:,} items{lost} of {report.table}, {report.steps:,} rows, {report.size_bytes:,} bytes"
 
 
 def add_range(parser: argparse.ArgumentParser) -> None:

@@ -195,10 +195,10 @@ def test_commands_move_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str
     with local_server() as one, local_server() as other:
         fill(one.address)
         assert main(["export", one.address, "t", "--out", out, "--newest", "10"]) == 0
-        assert "exported 10 items of t, 12 steps" in capsys.readouterr().out
+        assert "exported 10 items of t, 12 rows" in capsys.readouterr().out
         assert main(["import", other.address, out, "--table", "part"]) == 0
         said = capsys.readouterr().out
-        assert "imported 10 items of part, 12 steps" in said
+        assert "imported 10 items of part, 12 rows" in said
         assert "the table has 10 items now" in said
         assert main(["export", one.address, "t", "--out", out]) != 0
         assert "which exists" in capsys.readouterr().err

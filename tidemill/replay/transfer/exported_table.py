@@ -33,7 +33,7 @@ class ExportedTable:
         config: The table's configuration when it was exported.
         rate_limiter_off: Whether its rate limiter was switched off then.
         items: Number of its items.
-        steps: Number of the steps that are stored.
+        steps: Number of the rows that are stored, padding included.
         step_counts: Steps of each chunk, int64 [C].
         continues: Which chunks follow the one before in the same stream, [C].
         params_versions: Version of the parameters that chose each chunk's last action, uint64 [C].

@@ -22,7 +22,8 @@ class TransferReport:
     Attributes:
         table: Name of the table.
         items: Items.
-        steps: Steps that were stored for them.
+        steps: Rows of the chunks that have their steps. A chunk that was flushed before it was full ends in padding,
+            so there may be more rows than steps.
         lost_items: Items left out because bytes they need are corrupt.
         size_bytes: Bytes of the files.
         table_items: Items of the table after an import or a copy, those before it included; None if the server, which
