@@ -53,6 +53,7 @@ from tidemill.services.launcher.run.paths import (
     with_beginning,
     with_storage,
 )
+from tidemill.services.launcher.run.shared_table import check_new_table
 from tidemill.services.launcher.supervise.child import DEFAULTS
 from tidemill.services.launcher.supervise.runner import ClusterRunner
 from tidemill.services.launcher.supervise.service_spec import cluster_specs
@@ -92,6 +93,8 @@ def train(argv: Sequence[str]) -> int:
     check_new_log(config, fresh=fresh)
     check_addresses(config)
     check_free_ports(config)
+    if notice := check_new_table(config):
+        print(f"note: {notice}", file=sys.stderr, flush=True)
     with _fork_client(config) as forks, LoggerProcesses() as loggers:
         check_settings(config, forks)
         with RunFolder.create(config, fresh=fresh) as folder:

@@ -11,7 +11,7 @@ import dataclasses
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tidemill.config.load import read_settings, take_option
@@ -344,12 +344,16 @@ def _has_own_source(config: RunConfig) -> bool:
 
 def _run_that_filled_the_table(config: RunConfig, log: Path) -> Path | None:
     """Return the folder of a run with the same root that has trained with the same table in a log; None without one."""
+    return next((folder for folder, other in runs_with_its_table(config) if log in log_folders(other)), None)
+
+
+def runs_with_its_table(config: RunConfig) -> Iterator[tuple[Path, RunConfig]]:
+    """Yield folder and settings of each run that has trained with a table of the same name, below the same root."""
     for file in sorted(config.run.folder.parent.glob("*/config.yaml")):
         with contextlib.suppress(ConfigError, FatalError):  # nor could it be continued
             other = with_absolute_log(read_settings(RunConfig, file))
-            if other.table.name == config.table.name and log in log_folders(other) and has_trained(file.parent):
-                return file.parent
-    return None
+            if other.table.name == config.table.name and has_trained(file.parent):
+                yield file.parent, other
 
 
 def _starts_again(config: RunConfig) -> bool:

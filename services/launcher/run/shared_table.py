@@ -1,0 +1,54 @@
+"""A check, before a new run starts, of its table on a replay service that other runs may share."""
+
+from __future__ import annotations
+
+from tidemill.config.sections import RunConfig
+from tidemill.errors import AlreadyExists, NotFound, Unavailable
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.named_table import addresses_of
+from tidemill.replay.shards.directory import servers_now
+from tidemill.services.launcher.run.paths import runs_with_its_table
+
+_ASK_S = 10.0
+
+
+def check_new_table(config: RunConfig) -> str:
+    """Ask the replay service that a new run does not start itself for items in the run's table.
+
+    Returns:
+        What its user should know of items that others wrote; empty for a table without items, for a service that does
+        not answer, which the run waits for, and for a run that has no actors, because others write its table.
+
+    Raises:
+        AlreadyExists: The items are those of a run that has trained below the same root.
+    """
+    has_writers = config.launcher.actors or config.inference.simulators
+    if config.launcher.replay or not has_writers or not (items := _items(config)):
+        return ""
+    name, addresses = config.table.name, config.cluster.replay
+    holds = f"table.name is {name!r}, and the replay service at {', '.join(addresses)} holds {items:,} items"
+    for folder, other in runs_with_its_table(config):
+        if not other.launcher.replay and set(other.cluster.replay) & set(addresses):
+            raise AlreadyExists(
+                f"{holds} of {folder} in the table of this name, which this run would train on and count as its own "
+                "steps: choose another name with --table.name, and with --actor.id. To continue the earlier run, use "
+                "`tidemill resume`"
+            )
+    return f"{holds} in a table of this name, which this run trains on; another --table.name starts with an empty one"
+
+
+def _items(config: RunConfig) -> int:
+    """Return the items in the run's table on all servers that answer."""
+    try:
+        servers = servers_now(addresses_of(config.cluster.replay), _ASK_S)
+    except Unavailable:
+        return 0
+    return sum(_items_at(address, config.table.name) for address in servers)
+
+
+def _items_at(address: str, table: str) -> int:
+    try:
+        with ReplayClient(address, deadline_s=_ASK_S) as client:
+            return client.describe_table(table).items
+    except (NotFound, Unavailable):
+        return 0

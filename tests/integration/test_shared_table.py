@@ -1,0 +1,57 @@
+"""A new run on a replay service that other runs have used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.demonstrations import demonstrations, write_demonstrations
+from tests.support.naming import naming
+from tests.support.replay_service import local_server
+from tidemill.config.load import load_config, write_document
+from tidemill.config.services import LauncherSettings
+from tidemill.errors import AlreadyExists
+from tidemill.services.launcher import cli
+from tidemill.services.launcher.run.shared_table import check_new_table
+
+
+def test_new_run_takes_over_no_table_of_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Items of nobody known are told; a run without actors trains on those of others on purpose."""
+    with local_server() as server:
+        document = {
+            "run": {"root": str(tmp_path), "name": "second"},
+            "table": {"name": "demos"},
+            "launcher": {"replay": False},
+            "cluster": {"replay": [server.address]},
+        }
+        config = load_config(document)
+        assert check_new_table(config) == ""
+        write_demonstrations(server.address, demonstrations())
+        notice = check_new_table(config)
+        assert (
+            f"table.name is 'demos', and the replay service at {server.address} holds 19 items in a table of this name"
+            in notice
+        )
+        first = replace(config, run=replace(config.run, name="first"))
+        first.run.folder.mkdir()
+        write_document(first, first.run.folder / "config.yaml")
+        assert check_new_table(config) == notice  # it never trained
+        (first.run.folder / "result.json").write_text("{}")
+        with pytest.raises(AlreadyExists, match=naming(f"table.name 'demos' {first.run.folder} --table.name")):
+            check_new_table(config)
+        options = ["--run.root", str(tmp_path), "--run.name", "second", "--table.name", "demos"]
+        shared = ["--launcher.replay", "false", "--cluster.replay", server.address]
+        with pytest.raises(AlreadyExists, match=naming("table.name 'demos'")):
+            cli.COMMANDS["train"].load()([*options, *shared])
+        assert check_new_table(replace(config, table=replace(config.table, name="other"))) == ""
+        assert check_new_table(replace(config, launcher=LauncherSettings(replay=False, actors=0))) == ""
+    assert "19 items" not in capsys.readouterr().err
+
+
+def test_service_that_is_not_there_yet_is_left_to_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check does not decide."""
+    monkeypatch.setattr("tidemill.services.launcher.run.shared_table._ASK_S", 0.1)
+    document = {"launcher": {"replay": False}, "cluster": {"replay": [f"unix://{tmp_path}/none.sock"]}}
+    assert check_new_table(load_config(document)) == ""
