@@ -13,6 +13,7 @@ from tidemill.errors import InvalidArgument, Reason, ResourceExhausted
 from tidemill.logger import LateLogger
 from tidemill.replay.batch import Blocks
 from tidemill.replay.wire import pack_export_chunks, pack_export_items, pack_export_start
+from tidemill.services.replay.chunks.store import in_parts
 from tidemill.services.replay.lasting_work import finished
 from tidemill.services.replay.log.blob_reader import BlobReader
 from tidemill.services.replay.log.logged_blocks import logged
@@ -27,7 +28,6 @@ _PART_DECODED_BYTES = 32 * 2**20
 
 _PART_CHUNKS = 4096
 _PART_ITEMS = 8192
-_RELEASED = 8192  # chunks that are let go of at a time
 
 _log = LateLogger()
 
@@ -179,7 +179,7 @@ class TableExport:
         self._parts = self._cut()
         del self._copied
         rest = np.setdiff1d(self._held[0], self.chunks, assume_unique=True)
-        self._held = [self.chunks, *np.split(rest, range(_RELEASED, len(rest), _RELEASED))]
+        self._held = [self.chunks, *in_parts(rest)]
 
     def _release(self) -> None:
         held, self._held = self._held, []

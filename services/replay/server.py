@@ -79,7 +79,7 @@ class ReplayServer:
         await self.rpc.set_serving(False)
         self._servicer.close()  # or streams would use up the grace period
         await self.rpc.stop()
-        self._servicer.stop_deletions()
+        self._servicer.stop_changes()
         if self.log is not None:
             await self.log.close()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc.aio
 import numpy as np
@@ -20,7 +20,7 @@ from tidemill.replay.argument_types import check_range
 from tidemill.replay.batch import StoredSteps
 from tidemill.replay.chunk import check_priorities
 from tidemill.replay.limits import MAX_BATCH_SIZE, MAX_BATCH_STEPS, MAX_KEYS, least_slots
-from tidemill.replay.table_config import check_signature, describe_limiter
+from tidemill.replay.table_config import TableConfig, TableUpdate, check_signature, describe_limiter
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import (
     pack_description,
@@ -54,6 +54,7 @@ from tidemill.services.replay.tables.table import Table
 _log = LateLogger()
 
 Context = grpc.aio.ServicerContext[Any, Any]
+T = TypeVar("T")
 
 SERVICE = "tidemill.replay.v1.ReplayService"
 _MESSAGE_MARGIN = 0.9  # of a message may be blocks
@@ -97,7 +98,8 @@ class ReplayServicer:
         self._told_of_evictions = False
         self._created: dict[str, int] = {}  # the log's record of the newest creation of a table, or change by one
         self._dropped = 0  # and of the newest removal
-        self._deletions: set[asyncio.Task[int]] = set()
+        self._changes: set[asyncio.Task[Any]] = set()
+        self._configuring = asyncio.Lock()
         self._traces = ItemTraces()
 
     def add_to(self, server: RpcServer) -> None:
@@ -109,25 +111,16 @@ class ReplayServicer:
         """End the streams in progress, because the server stops."""
         self._calls.close()
 
-    def stop_deletions(self) -> None:
-        """Leave deletions whose callers are gone where they are, because the log closes."""
-        for deletion in self._deletions:
-            deletion.cancel()
+    def stop_changes(self) -> None:
+        """Leave changes of tables whose callers are gone where they are, because the log closes."""
+        for change in self._changes:
+            change.cancel()
 
     async def CreateTable(self, raw: bytes, context: Context) -> pb.CreateTableResponse:
         """Create a table, or confirm an equal one."""
         request = read(pb.CreateTableRequest, raw)
         config = unpack_config(request.config)
-        before = {table.config.name: table.config for table in self._replay.tables}.get(config.name)
-        created = self._replay.create_table(config, redeclare=request.redeclare)
-        table = self._replay.find(config.name)
-        if table.config != before:
-            self._admission.changed()  # it may have another rate limiter now
-            self._created[config.name] = self._replay.sequence
-            if before is not None:
-                limiter = describe_limiter(table.config.rate_limiter, is_on=table.limiter.is_on)
-                changes = {"max_items": table.config.max_items, "limiter": limiter}
-                _log.info("table changed by a client's settings", table=config.name, **changes)
+        created = await self._whole("CreateTable", self._create(config, redeclare=request.redeclare))
         await self._durable(self._created.get(config.name, 0))  # of an equal call, too, whose answer did not come
         return pb.CreateTableResponse(created=created)
 
@@ -145,20 +138,18 @@ class ReplayServicer:
         """Change a table while it is in use."""
         request = read(pb.UpdateTableRequest, raw)
         table = self._replay.find(request.name)
-        update = unpack_update(request)
-        self._replay.update_table(table, update)
-        self._admission.changed()
-        _log.info("table changed", table=request.name, **update.values)
+        await self._whole("UpdateTable", self._update(table, unpack_update(request)))
         await self._durable()
         return pb.UpdateTableResponse(table=self._describe(table))
 
     async def ResetTable(self, raw: bytes, context: Context) -> pb.ResetTableResponse:
         """Remove every item of a table and zero its counters."""
         table = self._replay.find(read(pb.ResetTableRequest, raw).name)
-        removed = self._replay.reset(table)
+        parts = self._replay.resetting(table)
+        removed = next(parts)
         self._note_env_steps(table)
         self._admission.forget_blocked(table)
-        self._admission.changed()
+        await self._whole("ResetTable", self._in_parts(parts))
         await self._durable()
         return pb.ResetTableResponse(removed=removed)
 
@@ -169,12 +160,14 @@ class ReplayServicer:
         except NotFound:
             await self._durable(self._dropped)  # an equal call, whose answer did not come, may have removed it
             raise
-        removed = self._replay.drop_table(table)
+        parts = self._replay.dropping(table)
+        removed = next(parts)
         self._dropped = self._replay.sequence
         self._created.pop(table.config.name, None)
         self._admission.changed()
         self._admission.forget(table)
         _log.info("table dropped", table=table.config.name, items=removed)
+        await self._whole("DropTable", self._in_parts(parts))
         await self._durable()
         return pb.DropTableResponse(removed=removed)
 
@@ -217,10 +210,9 @@ class ReplayServicer:
         table = self._replay.find(request.table)
         env_index = request.env_index if request.HasField("env_index") else None
         conditions = request.actor_id, env_index, request.min_age, *times_of(request)
-        deletion = asyncio.create_task(self._delete(self._replay.delete_matching(table, *conditions)))
-        self._deletions.add(deletion)
-        deletion.add_done_callback(self._deletions.discard)
-        deleted = await finished(deletion, "DeleteMatchingItems")  # whole, also if the caller's time is up
+        parts = self._replay.delete_matching(table, *conditions)
+        deleted = await self._whole("DeleteMatchingItems", self._in_parts(parts))
+        await self._durable()
         return pb.DeleteMatchingItemsResponse(deleted=deleted)
 
     async def Checkpoint(self, raw: bytes, context: Context) -> pb.CheckpointResponse:
@@ -373,14 +365,47 @@ class ReplayServicer:
             if items := opened.table.fewer(wanted.items, opened.without_replacement):
                 wanted = replace(wanted, items=items, first=True)
 
-    async def _delete(self, parts: Iterator[int]) -> int:
-        deleted = 0
+    async def _create(self, config: TableConfig, *, redeclare: bool) -> bool:
+        async with self._configuring:
+            if (found := self._replay.redeclared(config, redeclare=redeclare)) is not None:
+                await self._in_parts(self._replay.shrink(*found))
+            before = {table.config.name: table.config for table in self._replay.tables}.get(config.name)
+            created = self._replay.create_table(config, redeclare=redeclare)
+            table = self._replay.find(config.name)
+            if table.config != before:
+                self._admission.changed()  # it may have another rate limiter now
+                self._created[config.name] = self._replay.sequence
+                if before is not None:
+                    limiter = describe_limiter(table.config.rate_limiter, is_on=table.limiter.is_on)
+                    changes = {"max_items": table.config.max_items, "limiter": limiter}
+                    _log.info("table changed by a client's settings", table=config.name, **changes)
+            return created
+
+    async def _update(self, table: Table, update: TableUpdate) -> None:
+        async with self._configuring:
+            table.check_there()
+            await self._in_parts(self._replay.shrink(table, update.applied_to(table.config)))
+            self._replay.update_table(table, update)
+            self._admission.changed()
+            _log.info("table changed", table=table.config.name, **update.values)
+
+    async def _in_parts(self, parts: Iterator[int]) -> int:
+        """Make a change of a table part by part, between which others act; return the sum of what the parts yield."""
+        total = 0
         for count in parts:
-            deleted += count
+            total += count
             self._admission.changed()
             await asyncio.sleep(0)
-        await self._durable()
-        return deleted
+            if self._log is not None:
+                await self._log.commits.room()
+        return total
+
+    async def _whole(self, method: str, change: Coroutine[Any, Any, T]) -> T:
+        """Make a change of a table to its end, also if the time of its caller, who called a method, is up."""
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await finished(task, method)
 
     def _corrupt_records(self) -> int:
         return self._log.corrupt_records if self._log is not None else 0

@@ -15,6 +15,7 @@ from tidemill.types import Signature
 NONE = -1
 _CHUNK_NUMBER_BITS = 32
 _FIRST_CAPACITY = 256
+_RELEASED = 8192  # chunks that are let go of at a time
 _ONE = np.int32(1)  # of the counts' own type: another one would be cast entry by entry, ten times as slow
 RECORD_BYTES = 256
 """Memory behind a chunk beside its bytes: columns and objects here, in tables and where its blocks are, rounded up."""
@@ -303,6 +304,11 @@ class ChunkStore:
             setattr(self, name, new)
 
 
+def in_parts(chunks: Ints) -> list[Ints]:
+    """Return chunks [N] in parts that can be let go of one after the other, between which others act."""
+    return np.split(chunks, range(_RELEASED, len(chunks), _RELEASED))
+
+
 class ChunkRefCounts:
     """Counts for each chunk the items of a table that need it, and holds it in the store while any does."""
 
@@ -327,11 +333,12 @@ class ChunkRefCounts:
         self.size_bytes -= self._store.bytes_of(unneeded)
         self._store.release(unneeded)
 
-    def clear(self) -> None:
-        """Let go of every chunk."""
-        self._store.release(self.chunks())
+    def clear(self) -> Ints:
+        """Count no item any more; return the chunks that any needed, which the caller lets go of."""
+        chunks = self.chunks()
         self._items[:] = 0
         self.size_bytes = 0
+        return chunks
 
     def chunks(self) -> Ints:
         """Return the chunks that any item needs."""

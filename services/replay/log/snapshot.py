@@ -300,7 +300,7 @@ async def _copy(table: Table, inserted: int) -> list[States]:
     for start in range(0, items.capacity, _SLICE):
         if start >= items.used:
             break
-        in_use = np.flatnonzero(items.lengths[start : min(start + _SLICE, items.used)]) + start
+        in_use = items.held(start, _SLICE)
         slices.append(item_states(items, in_use[items.ages(in_use) >= items.inserted - inserted]))
         await asyncio.sleep(0)
     return slices

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,6 +28,12 @@ class MaxTree:
         """Create a tree of empty slots 0 .. capacity - 1."""
         self.capacity = capacity
         self._tree = SegmentTree(capacity, np.maximum, np.uint64, FAN_OUT)
+
+    def resized(self, capacity: int, used: int) -> MaxTree:
+        """Return a tree of another capacity with the values of the first `used` slots."""
+        new = MaxTree(capacity)
+        new._tree.copy_leaves(self._tree, used)
+        return new
 
     def values(self, slots: NDArray[np.integer]) -> NDArray[np.float64]:
         """Return the values of slots [N]; minus infinity for an empty one."""
@@ -87,6 +95,12 @@ class PriorityHeap(EqualWeights):
         """Remove items."""
         self._tree.set(slots, np.full(len(slots), -np.inf))
         self._count -= len(slots)
+
+    def resized(self, capacity: int, used: int) -> PriorityHeap:
+        """Return a selector of another capacity with the same items."""
+        new = copy.copy(self)
+        new._tree = self._tree.resized(capacity, used)
+        return new
 
     def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:  # noqa: ARG002 - the interface's
         """Pick the same first item `count` times."""

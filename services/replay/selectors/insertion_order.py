@@ -34,11 +34,22 @@ class InsertionOrder(EqualWeights):
         self._append(slots)
         self._count += len(slots)
 
-    def refill(self, slots: NDArray[np.int64]) -> None:
+    def refill(self, slots: NDArray[np.integer]) -> None:
         """Hold these items and no others, the first of `slots` being the oldest."""
         self._head = self._tail = 0
         self._append(slots)
         self._count = len(slots)
+
+    def move(self, slots: NDArray[np.int64], places: NDArray[np.int64]) -> None:
+        """Have items [N] at other slots [N]; their order stays."""
+        self._entry[places] = entries = self._entry[slots]
+        self._ring[entries] = places
+
+    def resized(self, capacity: int, used: int) -> InsertionOrder:  # noqa: ARG002 - the interface's
+        """Return a selector of another capacity with the same items."""
+        new = InsertionOrder(capacity, newest_first=self._newest_first)
+        new.refill(self._without_gaps())
+        return new
 
     def update(self, slots: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
         """Do nothing: priorities do not matter here."""
@@ -89,9 +100,12 @@ class InsertionOrder(EqualWeights):
             reach *= 2
 
     def _close_gaps(self) -> None:
-        entries = self._ring[np.arange(self._head, self._tail) % len(self._ring)]
-        self._head = self._tail = 0
-        self._append(entries[entries != _GONE])
+        self.refill(self._without_gaps())
+
+    def _without_gaps(self) -> NDArray[np.int32]:
+        slots = np.roll(self._ring, -self._head)[: self._tail - self._head]
+        left: NDArray[np.int32] = slots[slots != _GONE]
+        return left
 
     def _append(self, slots: NDArray[np.integer]) -> None:
         entries = np.arange(self._tail, self._tail + len(slots)) % len(self._ring)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -49,6 +51,12 @@ class Prioritized:
     def remove(self, slots: NDArray[np.int64]) -> None:
         """Remove items."""
         self._set(slots, np.zeros(len(slots)))
+
+    def resized(self, capacity: int, used: int) -> Prioritized:
+        """Return a selector of another capacity with the same items."""
+        new = copy.copy(self)
+        new._tree = self._tree.resized(capacity, used)
+        return new
 
     def weights(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return p^a of each."""

@@ -62,6 +62,13 @@ class SegmentTree:
             else:
                 above.reshape(-1)[: len(below)] = self._combine.reduce(below, axis=1)
 
+    def copy_leaves(self, other: SegmentTree, used: int) -> None:
+        """Take the first `used` leaves of another tree, of any capacity, into this empty one."""
+        self.leaves[:used] = other.leaves[:used]
+        for below, above in zip(self.arrays[:-1], self.arrays[1:], strict=True):
+            used = -(-used // FAN_OUT)
+            above.reshape(-1)[:used] = self._combine.reduce(below[:used], axis=1)
+
 
 _WIDEST_TOP = 4096  # a cumulative sum over this many costs less than another level
 _JUST_BELOW_ONE = 1 - 2**-52  # keeps a target below a sum that rounding made it reach
@@ -77,6 +84,12 @@ class SumTree:
         """Create a tree of zero weights for slots 0 .. capacity - 1; any capacity of at least 1."""
         self._tree = SegmentTree(capacity, np.add, np.float64, _WIDEST_TOP)
         self._loops = kernel.SumTreeLoops(self._tree.arrays) if kernel.available else None
+
+    def resized(self, capacity: int, used: int) -> SumTree:
+        """Return a tree of another capacity with the weights of the first `used` slots."""
+        new = SumTree(capacity)
+        new._tree.copy_leaves(self._tree, used)
+        return new
 
     @property
     def total(self) -> float:

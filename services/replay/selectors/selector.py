@@ -56,6 +56,10 @@ class Selector(Protocol):
         """Remove items [N]."""
         ...
 
+    def resized(self, capacity: int, used: int) -> Selector:
+        """Return a selector of another capacity with the same items, whose slots are below it and below `used`."""
+        ...
+
     def weights(self, slots: Slots) -> NDArray[np.float64]:
         """Return the weights [N] of items [N]; with `random`, an item is drawn with weight / total weight."""
         ...
@@ -115,6 +119,20 @@ class SelectorPair:
                 selector.refill(oldest_first())
             else:
                 selector.insert(slots, priorities)
+
+    def move(self, slots: Slots, places: Slots, priorities: NDArray[np.float64]) -> None:
+        """Have items [N] with priorities [N] at other slots [N] in both."""
+        for selector in self._distinct():
+            if isinstance(selector, InsertionOrder):
+                selector.move(slots, places)
+            else:
+                selector.remove(slots)
+                selector.insert(places, priorities)
+
+    def resized(self, capacity: int, used: int) -> SelectorPair:
+        """Return selectors of another capacity with the same items, whose slots are below it and below `used`."""
+        new = [selector.resized(capacity, used) for selector in self._distinct()]
+        return SelectorPair(new[0], new[-1])
 
     def update(self, slots: Slots, priorities: NDArray[np.float64]) -> None:
         """Change the priorities [N] of items [N] in both."""

@@ -63,6 +63,14 @@ class Uniform(EqualWeights):
         self._position[movers] = holes
         self._count = count
 
+    def resized(self, capacity: int, used: int) -> Uniform:
+        """Return a selector of another capacity with the same items."""
+        new = Uniform(capacity)
+        new._count = self._count
+        new._slots[: self._count] = self._slots[: self._count]
+        new._position[:used] = self._position[:used]
+        return new
+
     def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Pick with replacement."""
         return self._slots[rng.integers(self._count, size=count)].astype(np.int64)

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from tidemill import container_limits
+from tidemill.arrays import Ints
 from tidemill.errors import InvalidArgument, Reason, ResourceExhausted
-from tidemill.services.replay.chunks.store import RECORD_BYTES, ChunkStore
+from tidemill.services.replay.chunks.store import RECORD_BYTES, ChunkStore, in_parts
 from tidemill.services.replay.state.append import AppendPlan, AppendSession
 from tidemill.services.replay.state.streams import Epoch, StreamRegistry
 from tidemill.services.replay.tables.table import Table
@@ -48,6 +49,26 @@ class HeldChunks(Protocol):
     def close(self) -> asyncio.Future[None] | None:
         """Let go of them; return the thread that still reads them, which ends first, or None."""
         ...
+
+
+class LeavingChunks:
+    """Chunks of a table that was emptied, which are let go of part by part."""
+
+    def __init__(self, store: ChunkStore, chunks: Ints) -> None:
+        """Take chunks [N] that are held once for it."""
+        self._store, self._parts = store, in_parts(chunks)
+
+    def release_part(self) -> bool:
+        """Let go of a part; return whether there was one."""
+        if self._parts:
+            self._store.release(self._parts.pop())
+            return True
+        return False
+
+    def close(self) -> None:
+        """Let go of all that is left."""
+        while self.release_part():
+            pass
 
 
 _H = TypeVar("_H", bound=HeldChunks)
@@ -260,6 +281,12 @@ class StoredMemory:
                 reading.add_done_callback(self._ended)
             else:
                 self._ended()
+
+    def leaving(self, store: ChunkStore, chunks: Ints) -> LeavingChunks:
+        """Take chunks [N] of a table that was emptied, and let go of them at once if memory is needed before."""
+        leaving = LeavingChunks(store, chunks)
+        self.held.add(leaving)
+        return leaving
 
     def _ended(self, _: object = None) -> None:
         self._holders -= 1

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,10 +143,40 @@ class ReplayState:
             table.times.note(self._clock(), 0)
             self._log_table(table)
             return True
-        if redeclare or config not in (existing.config, existing.declared):
-            self._redeclare(existing, config, is_asked=redeclare)
+        if values := self._new_values(existing, config, is_asked=redeclare):
+            configs = replace(existing.config, **values), replace(existing.declared, **values)
+            existing.former.clear()  # clients of before do not go with what is declared now
+            self._reconfigure(existing, *configs, limiter_is_on=existing.limiter.is_on)
         self._unconfirmed.discard(config.name)
         return False
+
+    def shrink(self, table: Table, config: TableConfig) -> Iterator[int]:
+        """Do what takes long before a table takes a configuration: evict and move the items that exceed it.
+
+        Yields how many moved after each part: others may act then. A restart meanwhile finds the former configuration.
+
+        Raises:
+            NotFound: The table was dropped after a part.
+        """
+        while True:
+            self._sink.begin()
+            moved = table.shrink(config, _SLOTS_AT_ONCE)
+            if moved is None:
+                return
+            for _ in range(2 if len(moved) else 1):  # a corrupt record must not cost what moved
+                self._sink.log_changes(self.env_steps, None, [(table, moved)])
+            yield len(moved)
+            table.check_there()
+
+    def redeclared(self, config: TableConfig, *, redeclare: bool = False) -> tuple[Table, TableConfig] | None:
+        """Return the table that `create_table` would change, and its configuration then; None if it would change none.
+
+        Raises:
+            AlreadyExists: The name is taken by a table with another configuration.
+        """
+        table = self._tables.get(config.name)
+        values = self._new_values(table, config, is_asked=redeclare) if table is not None else {}
+        return (table, replace(table.config, **values)) if table is not None and values else None
 
     def update_table(self, table: Table, update: TableUpdate) -> None:
         """Change a table while it is in use: clients that create it as before find it so, see ADR 0038.
@@ -192,9 +223,9 @@ class ReplayState:
             raise InvalidArgument(f"env_index is {env_index}, must come with an actor_id")
         youngest, oldest = table.ages_of(min_age, None, since_s, until_s)
         written = self.streams.of_actor(actor_id, env_index) if actor_id else None
-        items, inserted, start = table.items, table.items.inserted, 0
+        items, moves, inserted, start = table.items, table.items.moves, table.items.inserted, 0
         while not start or start < items.used:
-            slots = np.flatnonzero(items.lengths[start : min(start + _SLOTS_AT_ONCE, items.used)]) + start
+            slots = items.held(start, _SLOTS_AT_ONCE)
             ages = items.ages(slots) - (items.inserted - inserted)  # as of the beginning
             slots = slots[(ages >= youngest) & (ages <= oldest)]
             if written is not None:
@@ -207,8 +238,8 @@ class ReplayState:
             yield len(slots)
             table.check_there()
             start += _SLOTS_AT_ONCE
-            if table.items is not items:  # laid out again
-                items, start = table.items, 0
+            if (table.items, table.items.moves) != (items, moves):  # some may be where it has looked already
+                items, moves, start = table.items, table.items.moves, 0
 
     def add_table(self, config: TableConfig, number: int) -> Table:
         """Create an empty table under the number a log has for it.
@@ -277,14 +308,31 @@ class ReplayState:
 
     def reset(self, table: Table) -> int:
         """Remove every item of a table and zero its counters; return how many items there were."""
+        return sum(self.resetting(table))
+
+    def resetting(self, table: Table) -> Iterator[int]:
+        """Remove every item of a table and zero its counters; then let go of their chunks part by part.
+
+        Yields how many items there were, and 0 after each part: others may act then.
+        """
         self._sink.begin()
-        removed = table.reset()
+        chunks: list[Ints] = []
+        removed = table.reset(chunks.append)
         self._sink.log_changes(self.env_steps, None, [(table, _NO_SLOTS)])
-        return removed
+        leaving = self.memory.leaving(table.store, *chunks)
+        yield removed
+        while leaving.release_part():
+            yield 0
+        self.memory.held.discard(leaving)
 
     def drop_table(self, table: Table) -> int:
         """Remove a table, and with the last of a signature the streams of it; return how many items there were."""
-        removed = self.reset(table)  # reported by itself: what reads the log without knowing of drops finds it empty
+        return sum(self.dropping(table))
+
+    def dropping(self, table: Table) -> Iterator[int]:
+        """Remove a table, and with the last of a signature the streams of it; then yield as `resetting` does."""
+        parts = self.resetting(table)
+        removed = next(parts)  # reported by itself: what reads the log without knowing of drops finds it empty
         name, store = table.config.name, table.store
         del self._tables[name]
         self._unconfirmed.discard(name)
@@ -298,7 +346,8 @@ class ReplayState:
         self.dropped_names = {key: config for key, config in self.dropped_names.items() if key in in_use}
         self._sink.log_drop(table, self.dropped_names)
         self.memory.count()
-        return removed
+        yield removed
+        yield from parts
 
     def stored_steps(self, table: Table) -> StoredSteps:
         """Return the agent decisions stored for a table."""
@@ -407,14 +456,16 @@ class ReplayState:
         self._sink.log_table(table)
         table.times.logged_s = int(self._clock())
 
-    def _redeclare(self, table: Table, wanted: TableConfig, *, is_asked: bool) -> None:
-        """Take what a client says of a table: what is new in it, if it may change the table.
+    def _new_values(self, table: Table, wanted: TableConfig, *, is_asked: bool) -> dict[str, Any]:
+        """Return the values that are new in what a client says of a table, by field.
 
         Asked to, also what differs from the declared configuration alone: an operator may have tried it before.
 
         Raises:
             AlreadyExists: It says something new and may not, or of a field that never changes.
         """
+        if not is_asked and wanted in (table.config, table.declared):
+            return {}
 
         def is_new(name: str) -> bool:
             value = getattr(wanted, name)
@@ -426,11 +477,7 @@ class ReplayState:
         may_change = is_asked or wanted.name in self._unconfirmed
         if new and not (may_change and set(new) <= set(_CHANGEABLE)):
             raise AlreadyExists(f"table {wanted.name!r} exists with {_difference(table, wanted, new)}")
-        if new:
-            values = {name: getattr(wanted, name) for name in new}
-            config, declared = replace(table.config, **values), replace(table.declared, **values)
-            table.former.clear()  # clients of before do not go with what is declared now
-            self._reconfigure(table, config, declared, limiter_is_on=table.limiter.is_on)
+        return {name: getattr(wanted, name) for name in new}
 
     def _reconfigure(
         self,
@@ -441,9 +488,11 @@ class ReplayState:
         limiter_is_on: bool,
         former: Sequence[TableConfig] = (),
     ) -> None:
+        for _ in self.shrink(table, config):
+            pass
         self._sink.begin()
         try:
-            moved = table.reconfigure(config, limiter_is_on=limiter_is_on)
+            table.reconfigure(config, limiter_is_on=limiter_is_on)
         except MemoryError as error:
             raise ResourceExhausted(
                 f"max_items is {config.max_items}, too many for the server's memory; lower it",
@@ -453,8 +502,7 @@ class ReplayState:
         table.former.extend(former)
         self.memory.count()
         # The configuration comes last: without it, what is before still fits the old one.
-        for _ in range(2 if len(moved) else 1):  # all that moved is in one record: a corrupt one must not cost it all
-            self._sink.log_changes(self.env_steps, None, [(table, moved)])
+        self._sink.log_changes(self.env_steps, None, [(table, _NO_SLOTS)])
         self._log_table(table)
 
     def _make_store(self, signature: Signature, number: int) -> ChunkStore:

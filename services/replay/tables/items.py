@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,18 @@ _ITEM_BYTES = 64  # of the columns below and those of two selectors, rounded up
 _PAYLOAD_BYTES = 160  # of a payload's entry and object, beside its bytes
 _MOST_SLOTS = 2**31 - 1
 _MOST_LENT = 2**22
+_COLUMNS = (
+    "first_chunks",
+    "offsets",
+    "lengths",
+    "times_sampled",
+    "_numbers",
+    "priorities",
+    "segments",
+    "_free",
+    "_lent",
+    "_underway",
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,6 +132,7 @@ class Items:
         self._lent = np.zeros(capacity, dtype=np.bool_)
         self._underway = np.zeros(capacity, dtype=np.uint32)  # samples of each item that have not arrived
         self._has_underway = False  # whether any ever was: most tables need not look
+        self.moves = 0  # how many times items were given other slots
 
     def add(self, new: NewItems) -> Ints:
         """Store items [N], for which there must be room; return their slots, int64 [N]."""
@@ -142,9 +155,7 @@ class Items:
         if self._is_logged:
             self.by_segment.remove_each(self.segments[slots])
             self.segments[slots] = 0
-        end = self._free_count + len(slots)
-        self._free[self._free_count : end] = slots
-        self._free_count = end
+        self._give_back(slots)
         lent = int(np.count_nonzero(self._lent[slots])) if self.lent_count else 0
         if lent:
             self._lent[slots] = False
@@ -155,6 +166,39 @@ class Items:
         if self._payloads:
             for slot in slots.tolist():
                 self.payload_bytes -= len(self._payloads.pop(slot, b""))
+
+    def narrow(self, capacity: int) -> None:
+        """Use no slot at or beyond a lower capacity for another item; there may be no more items than that."""
+        free = self._free[: self._free_count].copy()
+        self.capacity, self._free_count = capacity, 0
+        self._give_back(free)
+
+    def move(self, slots: Ints) -> Ints:
+        """Move items [N] to free slots, which are returned; their samples on the way count as arrived."""
+        self._underway[slots] = 0
+        moved = self.export(slots)
+        self.remove(slots)
+        places = self._take_free(len(slots))
+        self._put(replace(moved, slots=places))
+        self.count += len(slots)
+        self.moves += len(slots)
+        return places
+
+    def retract(self, used: int) -> None:
+        """Forget the slots from `used` on, at or beyond the capacity and empty."""
+        self._used = used
+
+    def resize(self, capacity: int) -> None:
+        """Take another capacity, below which all slots ever used are.
+
+        Raises:
+            MemoryError: There is no memory for so many slots; nothing was changed.
+        """
+        columns = {name: np.zeros(capacity, dtype=getattr(self, name).dtype) for name in _COLUMNS}
+        for name, column in columns.items():
+            column[: self._used] = getattr(self, name)[: self._used]
+            setattr(self, name, column)
+        self.capacity = capacity
 
     def log(self, slots: Ints, segment: int) -> None:
         """Note that a segment of the log has the items at slots [N] now."""
@@ -235,9 +279,11 @@ class Items:
         slots = self.held()
         return slots[~self._lent[slots]] if self.lent_count else slots
 
-    def held(self) -> Ints:
-        """Return the slots in use: of items in the table, and of those that are lent."""
-        return np.flatnonzero(self.lengths[: self._used])
+    def held(self, start: int = 0, count: int | None = None) -> Ints:
+        """Return the slots in use, or which of `count` from `start` on are: of items in the table, and lent ones."""
+        end = self._used if count is None else min(start + count, self._used)
+        slots = np.flatnonzero(self.lengths[start:end])
+        return slots + start if start else slots
 
     def pick(self, places: Ints) -> Ints:
         """Return the slots [N] in use that come at some places, 0 .. count - 1, counted from the first slot."""
@@ -292,14 +338,9 @@ class Items:
 
     def restore(self, items: RestoredItems) -> None:
         """Put items into empty columns, at the slots they had."""
-        slots, new = items.slots, items.new
-        self.first_chunks[slots], self.offsets[slots] = new.first_chunks, new.offsets
-        self.lengths[slots], self.times_sampled[slots] = new.lengths, items.times_sampled
-        self._numbers[slots] = items.numbers
-        self.priorities[slots], self.segments[slots] = new.priorities, items.segments
-        self.by_segment.add_each(items.segments)
+        slots = items.slots
+        self._put(items)
         self._is_logged = bool(items.segments.any())
-        self._keep_payloads(slots, new.payloads)
         self.count = len(slots)
         self._used = int(slots.max(initial=-1)) + 1
         free = np.flatnonzero(self.lengths[: self._used] == 0)[::-1]  # the lowest is taken first
@@ -315,6 +356,21 @@ class Items:
     def memory_bytes(self) -> int:
         """Bytes of memory behind the items: their columns, their places in the selectors, and their payloads."""
         return _ITEM_BYTES * self._used + _PAYLOAD_BYTES * len(self._payloads) + self.payload_bytes
+
+    def _put(self, items: RestoredItems) -> None:
+        slots, new = items.slots, items.new
+        self.first_chunks[slots], self.offsets[slots] = new.first_chunks, new.offsets
+        self.lengths[slots], self.times_sampled[slots] = new.lengths, items.times_sampled
+        self._numbers[slots] = items.numbers
+        self.priorities[slots], self.segments[slots] = new.priorities, items.segments
+        self.by_segment.add_each(items.segments)
+        self._keep_payloads(slots, new.payloads)
+
+    def _give_back(self, slots: NDArray[np.integer]) -> None:
+        usable = slots[slots < self.capacity]
+        end = self._free_count + len(usable)
+        self._free[self._free_count : end] = usable
+        self._free_count = end
 
     def _keep_payloads(self, slots: Ints, payloads: tuple[bytes, ...]) -> None:
         if payloads:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,10 +147,10 @@ class Table:
         count, number, evictions = len(new.lengths), self.items.inserted, self.counters.evictions
         self.limiter.inserted(count, self.size + count)
         self.counters.inserts += count
-        added = [_NO_SLOTS]
-        for start in range(0, count, self.config.max_items):  # one pass, except for batches larger than the table
-            part = new.part(start, start + self.config.max_items)
-            excess = self.size + len(part.lengths) - self.config.max_items
+        added, most = [_NO_SLOTS], min(self.config.max_items, self.items.capacity)  # which `shrink` may have lowered
+        for start in range(0, count, most):  # one pass, except for batches larger than the table
+            part = new.part(start, start + most)
+            excess = self.size + len(part.lengths) - most
             if excess > 0:
                 self._evict(excess)
             added.append(self._add(part))
@@ -305,12 +307,15 @@ class Table:
         self._remove(slots[~lent])
         self._forget(slots[lent])
 
-    def reset(self) -> int:
-        """Remove every item and zero the counters; return how many items there were."""
+    def reset(self, release: Callable[[Ints], None] | None = None) -> int:
+        """Remove every item and zero the counters; return how many items there were.
+
+        `release` takes the chunks that the items needed, which are let go of at once if it is None.
+        """
         removed = self.size
         leaving = [*self._removed, self.items.held()] if self.durable else []
         self.limiter.reset()
-        self._ref_counts.clear()
+        (release or self.store.release)(self._ref_counts.clear())
         self._clear(self.items.inserted)  # numbering continues, so that no key ever names two items
         self._removed = leaving
         return removed
@@ -375,54 +380,82 @@ class Table:
         """
         self._clear(stats.inserted)
         self.counters = replace(stats.counters)
-        self._fill(items)
+        self.items.restore(items)
+        self._selectors.insert(items.slots, items.new.priorities)
+        self._sampler.add(items.slots)
         self._ref_counts.acquire(self._spans(items.slots))
         self.limiter.restore(stats.limiter)
-        self._remove_exhausted(items.slots)
+        self._remove(self._spent(self.config.max_times_sampled))
         self._shrink_to_bytes()
 
-    def reconfigure(self, config: TableConfig, *, limiter_is_on: bool) -> Ints:
-        """Take another capacity, rate limiter, `max_times_sampled` or priority exponent; excess items are evicted.
-
-        A rate limiter that differs, or is switched on or off, begins with neither side ahead.
+    def shrink(self, config: TableConfig, count: int) -> Ints | None:
+        """Take a step towards a configuration: evict about `count` of the items that exceed it, or move so many.
 
         Returns:
-            The slots of items that have moved, which a log must be told of again, [M].
+            The slots of items that have moved, which a log must be told of again, [M]; None if nothing is left to do.
+        """
+        capacity = slots_of(config.max_items, config.max_times_sampled)
+        if (excess := self.size - config.max_items) > 0:
+            self._evict(min(excess, count))
+        elif config.max_bytes and self.held_count and (excess := self.held_bytes - config.max_bytes) > 0:
+            self.give_up(min(excess, self.held_bytes * count // max(self.size, 1)))
+        elif (excess := self.held_count - capacity) > 0:
+            self._forget(self.items.lent()[:excess])
+        elif min(self.items.used, self.items.capacity) > capacity:
+            self.items.narrow(capacity)
+        elif self.items.used > capacity:
+            return self._move_from(max(self.items.used - count, capacity))
+        elif len(spent := self._spent(config.max_times_sampled)):
+            self._remove(spent[:count])
+        else:
+            return None
+        return _NO_SLOTS
+
+    def reconfigure(self, config: TableConfig, *, limiter_is_on: bool) -> None:
+        """Take another capacity, rate limiter, `max_times_sampled` or priority exponent, for which it was shrunk.
+
+        A rate limiter that differs, or is switched on or off, begins with neither side ahead. What is on its way to
+        readers counts as arrived if the capacity differs, or how items are picked.
 
         Raises:
             MemoryError: There is no memory for so many items; nothing was changed.
         """
         same_limiter = (config.rate_limiter, limiter_is_on) == (self.config.rate_limiter, self.limiter.is_on)
-        moved = self._rebuild(config) if _places_items(config) != _places_items(self.config) else _NO_SLOTS
-        full_size = self.limiter.full_size if config.max_bytes == self.config.max_bytes else 0
+        if _places_items(config) != _places_items(self.config):
+            self._rebuild(config)
+        is_as_full = config.max_bytes == self.config.max_bytes or 0 < config.max_bytes < (self.config.max_bytes or inf)
+        full_size = self.limiter.full_size if is_as_full else 0
         self.config = config
         if not same_limiter:
             self.limiter = RateLimiter(config.rate_limiter, is_on=limiter_is_on)
             self.limiter.begin(self.size, full_size)
             self._limiter_era = self._begin_era()
-        self._remove_exhausted(self.items.live())
-        self._shrink_to_bytes()
-        return moved[self.items.lengths[moved] > 0]
 
-    def _rebuild(self, config: TableConfig) -> Ints:
-        """Rearrange the items; return the slots of those whose slot was beyond the capacity, [M].
+    def _move_from(self, start: int) -> Ints:
+        """Move the items of slots from `start` on to lower ones, and forget these slots; return where they are."""
+        slots = self.items.held(start)
+        is_lent = self.items.is_lent(slots)
+        self._forget(slots[is_lent])
+        slots = slots[~is_lent]
+        places = self.items.move(slots)
+        self.items.retract(start)
+        self._selectors.move(slots, places, self.items.priorities[places])
+        self.note_removed(slots)
+        return places
 
-        What is on its way to readers counts as arrived.
-        """
+    def _rebuild(self, config: TableConfig) -> None:
+        """Take another capacity, or other selectors. What is on its way to readers counts as arrived."""
         capacity = slots_of(config.max_items, config.max_times_sampled)
-        items = Items(capacity, first_number=self.items.inserted, key_salt=self._key_salt)
-        selectors = SelectorPair.make(config.sampler, config.remover, capacity)
+        if (config.sampler, config.remover) == (self.config.sampler, self.config.remover):
+            selectors = self._selectors.resized(capacity, self.items.used)
+        else:
+            selectors, slots = SelectorPair.make(config.sampler, config.remover, capacity), self.items.oldest_first()
+            selectors.insert(slots, self.items.priorities[slots])
+        self.items.resize(capacity)
         self._forget(self.items.lent())
         self.items.forget_underway()
-        self._evict(max(self.size - config.max_items, 0))
-        kept = self.items.export(self.items.oldest_first())
-        slots, beyond = kept.slots.copy(), kept.slots >= capacity
-        if beyond.any():
-            slots[beyond] = np.flatnonzero(self.items.lengths[:capacity] == 0)[: np.count_nonzero(beyond)]
-            self.note_removed(kept.slots[beyond])
-        self._take(items, selectors, config)
-        self._fill(replace(kept, slots=slots))
-        return slots[beyond]
+        self._take(self.items, selectors, config)
+        self._sampler.add(self.items.live())
 
     def _clear(self, first_number: int) -> None:
         config = self.config
@@ -436,7 +469,7 @@ class Table:
         )
 
     def _take(self, items: Items, selectors: SelectorPair, config: TableConfig) -> None:
-        """Continue with other columns and selectors, which are empty."""
+        """Continue with other columns and selectors."""
         self._items_era = self._begin_era()
         self.items, self._selectors = items, selectors
         self._sampler = ItemSampler(items, selectors.sampler, config.max_times_sampled, self._rng)
@@ -445,15 +478,12 @@ class Table:
         self._era += 1
         return self._era
 
-    def _fill(self, items: RestoredItems) -> None:
-        self.items.restore(items)
-        self._selectors.insert(items.slots, items.new.priorities)
-        self._sampler.add(items.slots)
-
-    def _remove_exhausted(self, slots: Ints) -> None:
-        """Remove which of slots [N] were sampled as often as they may be."""
-        if limit := self.config.max_times_sampled:
-            self._remove(slots[self.items.times_sampled[slots] >= limit])
+    def _spent(self, limit: int) -> Ints:
+        """Return the slots of items that were sampled as often as they may be, [M]."""
+        if not limit:
+            return _NO_SLOTS
+        slots = self.items.live()
+        return slots[self.items.times_sampled[slots] >= limit]
 
     def _add(self, new: NewItems) -> Ints:
         without_room = self.held_count + len(new.lengths) - self.items.capacity

@@ -98,6 +98,21 @@ def test_table_keeps_its_items_while_an_export_that_gives_way_sorts(sorts: threa
     assert 40_000 < replay.budget.beside_bytes <= 50_000
 
 
+def test_table_keeps_its_items_while_it_lets_go_of_those_from_before_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory is needed at once the chunks of a large table go at once: evicting items would free nothing."""
+    monkeypatch.setattr("tidemill.services.replay.chunks.store._RELEASED", 20)
+    replay = replay_of(50_000, make_config(max_items=1000))
+    opened = open_streams(replay)
+    write(replay, opened, 100)
+    evictions = replay.memory.evictions
+    parts = replay.resetting(replay.find("t"))
+    assert next(parts) == 100
+    write(replay, opened, 100, first=opened.epoch.next_steps()[0])
+    assert (replay.find("t").size, replay.memory.evictions) == (100, evictions)
+    assert not replay.memory.held
+    assert sum(parts) == 0
+
+
 def test_exports_that_still_sort_count_after_their_calls(sorts: threading.Event) -> None:
     """A caller that gives up and calls again takes no more threads and copies than others."""
     replay = replay_of(0, make_config())

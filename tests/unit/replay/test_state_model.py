@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -77,6 +79,8 @@ class ReplayMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         """Start with two tables and no actor."""
         super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr("tidemill.services.replay.state.replay_state._SLOTS_AT_ONCE", 4)
         self.replay = self.make_state()
         self.items: dict[str, list[ModelItem]] = {name: [] for name in TABLES}
         self.actors: dict[str, ModelActor] = {}
@@ -172,10 +176,28 @@ class ReplayMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(TABLES), max_items=st.integers(1, 40))
     def resize(self, name: str, max_items: int) -> None:
         """Change the capacity: the oldest items leave, and clients that declare the table as before find it so."""
+        for _ in self.shrink(name, max_items):
+            pass
         self.replay.update_table(self.replay.find(name), TableUpdate(max_items=max_items))
         self.max_items[name] = max_items
         self.items[name] = self.items[name][-max_items:]
         assert [self.replay.create_table(config) for config in CONFIGS] == [False] * len(CONFIGS)
+
+    @rule(data=st.data(), name=st.sampled_from(TABLES), max_items=st.integers(1, 40))
+    def resize_in_use(self, data: st.DataObject, name: str, max_items: int) -> None:
+        """Change the capacity part by part, with a message after each."""
+        for _ in self.shrink(name, max_items):
+            self.tables_hold_what_the_model_holds()
+            self.append(data)
+        self.resize(name, max_items)
+
+    def shrink(self, name: str, max_items: int) -> Iterator[None]:
+        """Let a table shrink part by part."""
+        table = self.replay.find(name)
+        for _ in self.replay.shrink(table, replace(table.config, max_items=max_items)):
+            self.max_items[name] = min(table.config.max_items, table.items.capacity)
+            self.items[name] = self.items[name][-table.size :]
+            yield
 
     @rule(exponent=st.sampled_from([0.5, 1.0, 2.0]))
     def reweigh(self, exponent: float) -> None:
@@ -241,6 +263,10 @@ class ReplayMachine(RuleBasedStateMachine):
         assert self.replay.chunk_bytes == store.bytes_of(np.array(sorted(held), dtype=np.int64))
         assert self.replay.env_steps == self.env_steps
         assert {name: self.replay.find(name).counters.env_steps for name in TABLES} == self.counted
+
+    def teardown(self) -> None:
+        """Let tables shrink in parts of the usual size."""
+        self.patch.undo()
 
 
 ReplayMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)

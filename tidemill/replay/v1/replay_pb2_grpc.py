@@ -116,8 +116,9 @@ class ReplayServiceServicer:
 
         A change by UpdateTable is kept: for each field a call may give the value before the change or the one after it.
 
-        Never blocks, except on the disk if there is a log. A retry is safe. INVALID_ARGUMENT: a field is out of range.
-        ALREADY_EXISTS: the name is taken by a table with another configuration. RESOURCE_EXHAUSTED: too many tables.
+        Never blocks, except on the disk if there is a log, and on another change of a table's configuration that takes long.
+        A retry is safe. INVALID_ARGUMENT: a field is out of range. ALREADY_EXISTS: the name is taken by a table with another
+        configuration. RESOURCE_EXHAUSTED: too many tables.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -139,15 +140,16 @@ class ReplayServiceServicer:
 
     def UpdateTable(self, request, context):
         """Changes a table while it is in use: its rate limiter, its capacity, max_times_sampled, the sampler's priority exponent.
-        Fields that are not set keep their values. The remover evicts items beyond a smaller capacity. Items keep their keys,
-        except those whose slot is beyond the new max_items. A rate limiter that is changed, enabled or disabled starts
-        balanced. Waiting calls are then admitted by the new limits; a call for more items than the table can now hold
-        continues to wait.
+        Fields that are not set keep their values. The remover evicts items beyond a smaller capacity, part by part if they are
+        many: other calls are served meanwhile. Items keep their keys, except those whose slot is beyond the new max_items. A
+        rate limiter that is changed, enabled or disabled starts balanced. Waiting calls are then admitted by the new limits; a
+        call for more items than the table can now hold continues to wait.
 
-        Never blocks, except on the disk if there is a log: the answer comes once the change is durable. A retry is safe.
-        After DEADLINE_EXCEEDED or UNAVAILABLE the change may have been made; `log_full` of TableDescription says whether the
-        disk is why. After any other error nothing has changed. NOT_FOUND: no such table. INVALID_ARGUMENT: nothing is set, or a
-        value is out of range or conflicts with another. RESOURCE_EXHAUSTED: there is no memory for so many items.
+        Never blocks, except on the disk if there is a log, and on another change of a table's configuration that takes long:
+        the answer comes once the change is durable. A retry is safe. After DEADLINE_EXCEEDED or UNAVAILABLE the change may have
+        been made, or is still being made; `log_full` of TableDescription says whether the disk is why. After any other error
+        nothing has changed. NOT_FOUND: no such table. INVALID_ARGUMENT: nothing is set, or a value is out of range or conflicts
+        with another. RESOURCE_EXHAUSTED: there is no memory for so many items.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

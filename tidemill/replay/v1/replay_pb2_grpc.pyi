@@ -68,8 +68,9 @@ class ReplayServiceStub:
 
     A change by UpdateTable is kept: for each field a call may give the value before the change or the one after it.
 
-    Never blocks, except on the disk if there is a log. A retry is safe. INVALID_ARGUMENT: a field is out of range.
-    ALREADY_EXISTS: the name is taken by a table with another configuration. RESOURCE_EXHAUSTED: too many tables.
+    Never blocks, except on the disk if there is a log, and on another change of a table's configuration that takes long.
+    A retry is safe. INVALID_ARGUMENT: a field is out of range. ALREADY_EXISTS: the name is taken by a table with another
+    configuration. RESOURCE_EXHAUSTED: too many tables.
     """
     ListTables: _grpc.UnaryUnaryMultiCallable[_replay_pb2.ListTablesRequest, _replay_pb2.ListTablesResponse]
     """Describes every table, in order of name. Never blocks. A retry is safe."""
@@ -77,15 +78,16 @@ class ReplayServiceStub:
     """Describes one table. Never blocks. A retry is safe. NOT_FOUND: no such table."""
     UpdateTable: _grpc.UnaryUnaryMultiCallable[_replay_pb2.UpdateTableRequest, _replay_pb2.UpdateTableResponse]
     """Changes a table while it is in use: its rate limiter, its capacity, max_times_sampled, the sampler's priority exponent.
-    Fields that are not set keep their values. The remover evicts items beyond a smaller capacity. Items keep their keys,
-    except those whose slot is beyond the new max_items. A rate limiter that is changed, enabled or disabled starts
-    balanced. Waiting calls are then admitted by the new limits; a call for more items than the table can now hold
-    continues to wait.
+    Fields that are not set keep their values. The remover evicts items beyond a smaller capacity, part by part if they are
+    many: other calls are served meanwhile. Items keep their keys, except those whose slot is beyond the new max_items. A
+    rate limiter that is changed, enabled or disabled starts balanced. Waiting calls are then admitted by the new limits; a
+    call for more items than the table can now hold continues to wait.
 
-    Never blocks, except on the disk if there is a log: the answer comes once the change is durable. A retry is safe.
-    After DEADLINE_EXCEEDED or UNAVAILABLE the change may have been made; `log_full` of TableDescription says whether the
-    disk is why. After any other error nothing has changed. NOT_FOUND: no such table. INVALID_ARGUMENT: nothing is set, or a
-    value is out of range or conflicts with another. RESOURCE_EXHAUSTED: there is no memory for so many items.
+    Never blocks, except on the disk if there is a log, and on another change of a table's configuration that takes long:
+    the answer comes once the change is durable. A retry is safe. After DEADLINE_EXCEEDED or UNAVAILABLE the change may have
+    been made, or is still being made; `log_full` of TableDescription says whether the disk is why. After any other error
+    nothing has changed. NOT_FOUND: no such table. INVALID_ARGUMENT: nothing is set, or a value is out of range or conflicts
+    with another. RESOURCE_EXHAUSTED: there is no memory for so many items.
     """
     ResetTable: _grpc.UnaryUnaryMultiCallable[_replay_pb2.ResetTableRequest, _replay_pb2.ResetTableResponse]
     """Removes every item of a table and zeroes its counters, but keeps its configuration and its streams.
@@ -188,8 +190,9 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
 
     A change by UpdateTable is kept: for each field a call may give the value before the change or the one after it.
 
-    Never blocks, except on the disk if there is a log. A retry is safe. INVALID_ARGUMENT: a field is out of range.
-    ALREADY_EXISTS: the name is taken by a table with another configuration. RESOURCE_EXHAUSTED: too many tables.
+    Never blocks, except on the disk if there is a log, and on another change of a table's configuration that takes long.
+    A retry is safe. INVALID_ARGUMENT: a field is out of range. ALREADY_EXISTS: the name is taken by a table with another
+    configuration. RESOURCE_EXHAUSTED: too many tables.
     """
     ListTables: _aio.UnaryUnaryMultiCallable[_replay_pb2.ListTablesRequest, _replay_pb2.ListTablesResponse]  # type: ignore[assignment]
     """Describes every table, in order of name. Never blocks. A retry is safe."""
@@ -197,15 +200,16 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     """Describes one table. Never blocks. A retry is safe. NOT_FOUND: no such table."""
     UpdateTable: _aio.UnaryUnaryMultiCallable[_replay_pb2.UpdateTableRequest, _replay_pb2.UpdateTableResponse]  # type: ignore[assignment]
     """Changes a table while it is in use: its rate limiter, its capacity, max_times_sampled, the sampler's priority exponent.
-    Fields that are not set keep their values. The remover evicts items beyond a smaller capacity. Items keep their keys,
-    except those whose slot is beyond the new max_items. A rate limiter that is changed, enabled or disabled starts
-    balanced. Waiting calls are then admitted by the new limits; a call for more items than the table can now hold
-    continues to wait.
+    Fields that are not set keep their values. The remover evicts items beyond a smaller capacity, part by part if they are
+    many: other calls are served meanwhile. Items keep their keys, except those whose slot is beyond the new max_items. A
+    rate limiter that is changed, enabled or disabled starts balanced. Waiting calls are then admitted by the new limits; a
+    call for more items than the table can now hold continues to wait.
 
-    Never blocks, except on the disk if there is a log: the answer comes once the change is durable. A retry is safe.
-    After DEADLINE_EXCEEDED or UNAVAILABLE the change may have been made; `log_full` of TableDescription says whether the
-    disk is why. After any other error nothing has changed. NOT_FOUND: no such table. INVALID_ARGUMENT: nothing is set, or a
-    value is out of range or conflicts with another. RESOURCE_EXHAUSTED: there is no memory for so many items.
+    Never blocks, except on the disk if there is a log, and on another change of a table's configuration that takes long:
+    the answer comes once the change is durable. A retry is safe. After DEADLINE_EXCEEDED or UNAVAILABLE the change may have
+    been made, or is still being made; `log_full` of TableDescription says whether the disk is why. After any other error
+    nothing has changed. NOT_FOUND: no such table. INVALID_ARGUMENT: nothing is set, or a value is out of range or conflicts
+    with another. RESOURCE_EXHAUSTED: there is no memory for so many items.
     """
     ResetTable: _aio.UnaryUnaryMultiCallable[_replay_pb2.ResetTableRequest, _replay_pb2.ResetTableResponse]  # type: ignore[assignment]
     """Removes every item of a table and zeroes its counters, but keeps its configuration and its streams.
@@ -310,8 +314,9 @@ class ReplayServiceServicer:
 
         A change by UpdateTable is kept: for each field a call may give the value before the change or the one after it.
 
-        Never blocks, except on the disk if there is a log. A retry is safe. INVALID_ARGUMENT: a field is out of range.
-        ALREADY_EXISTS: the name is taken by a table with another configuration. RESOURCE_EXHAUSTED: too many tables.
+        Never blocks, except on the disk if there is a log, and on another change of a table's configuration that takes long.
+        A retry is safe. INVALID_ARGUMENT: a field is out of range. ALREADY_EXISTS: the name is taken by a table with another
+        configuration. RESOURCE_EXHAUSTED: too many tables.
         """
 
     def ListTables(
@@ -334,15 +339,16 @@ class ReplayServiceServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_replay_pb2.UpdateTableResponse, _abc.Awaitable[_replay_pb2.UpdateTableResponse]]:
         """Changes a table while it is in use: its rate limiter, its capacity, max_times_sampled, the sampler's priority exponent.
-        Fields that are not set keep their values. The remover evicts items beyond a smaller capacity. Items keep their keys,
-        except those whose slot is beyond the new max_items. A rate limiter that is changed, enabled or disabled starts
-        balanced. Waiting calls are then admitted by the new limits; a call for more items than the table can now hold
-        continues to wait.
+        Fields that are not set keep their values. The remover evicts items beyond a smaller capacity, part by part if they are
+        many: other calls are served meanwhile. Items keep their keys, except those whose slot is beyond the new max_items. A
+        rate limiter that is changed, enabled or disabled starts balanced. Waiting calls are then admitted by the new limits; a
+        call for more items than the table can now hold continues to wait.
 
-        Never blocks, except on the disk if there is a log: the answer comes once the change is durable. A retry is safe.
-        After DEADLINE_EXCEEDED or UNAVAILABLE the change may have been made; `log_full` of TableDescription says whether the
-        disk is why. After any other error nothing has changed. NOT_FOUND: no such table. INVALID_ARGUMENT: nothing is set, or a
-        value is out of range or conflicts with another. RESOURCE_EXHAUSTED: there is no memory for so many items.
+        Never blocks, except on the disk if there is a log, and on another change of a table's configuration that takes long:
+        the answer comes once the change is durable. A retry is safe. After DEADLINE_EXCEEDED or UNAVAILABLE the change may have
+        been made, or is still being made; `log_full` of TableDescription says whether the disk is why. After any other error
+        nothing has changed. NOT_FOUND: no such table. INVALID_ARGUMENT: nothing is set, or a value is out of range or conflicts
+        with another. RESOURCE_EXHAUSTED: there is no memory for so many items.
         """
 
     def ResetTable(

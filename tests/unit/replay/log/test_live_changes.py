@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -222,6 +223,43 @@ def test_items_that_come_while_others_are_deleted_stay(
     log, table = reopened(log)
     assert sorted(stream for stream, *_ in steps_of(sample_all(log, table))) == [2] * 8 + [3] * 4
     log.crash()
+
+
+def test_items_that_move_while_they_are_deleted_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that shrinks has them in slots at which the deletion has looked already."""
+    monkeypatch.setattr("tidemill.services.replay.state.replay_state._SLOTS_AT_ONCE", 4)
+    log = filled(tmp_path, 8, ("a", "b"))
+    table = log.replay.find("t")
+    parts = log.replay.delete_matching(table, "b", None, 0)
+    assert next(parts) == 0
+    log.replay.update_table(table, TableUpdate(max_items=10))
+    assert sum(parts) == 8
+    log, table = reopened(log)
+    assert sorted(steps_of(sample_all(log, table))) == [(1, 2), (1, 3)]
+    log.crash()
+
+
+def test_crash_while_a_table_shrinks_leaves_the_former_one_with_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After any part: no item that the new configuration keeps is lost, nor any that was written meanwhile."""
+    monkeypatch.setattr("tidemill.services.replay.state.replay_state._SLOTS_AT_ONCE", 4)
+    crashes = itertools.count(1)
+    is_whole = False
+    while not is_whole:
+        log = filled(tmp_path / str(number := next(crashes)))
+        table = log.replay.find("t")
+        parts = log.replay.shrink(table, replace(CONFIG, max_items=5))
+        done = [next(parts, None) for _ in range(number)]
+        is_whole = done[-1] is None
+        write(log, 4, "b")
+        contents, keys = sorted(steps_of(sample_all(log, table))), keys_of(table)
+        log, table = reopened(log)
+        assert (table.config, keys_of(table)) == (CONFIG, keys)
+        assert sorted(steps_of(sample_all(log, table))) == contents
+        assert contents[-5:] == [(1, 7), (2, 0), (2, 1), (2, 2), (2, 3)]
+        log.crash()
+    assert number > 5
 
 
 def test_deletion_from_a_table_that_is_dropped_meanwhile_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +84,32 @@ class LogMachine(ReplayMachine):
             path.write_bytes(whole[: data.draw(st.integers(last.start, last.end - 1)) if is_begun else last.start])
         self.crash(torn=True)
 
+    @rule(name=st.sampled_from(TABLES), max_items=st.integers(1, 40), parts=st.integers(1, 9))
+    def crash_while_shrinking(self, name: str, max_items: int, parts: int) -> None:
+        """Kill the server after some parts of a change of capacity: the table has the former one, and what is left."""
+        former = self.replay.find(name).config.max_items
+        for _ in itertools.islice(self.shrink(name, max_items), parts):
+            pass
+        self.max_items[name] = former
+        self.crash()
+        assert self.replay.find(name).config.max_items == former
+
+    def shrink(self, name: str, max_items: int) -> Iterator[None]:
+        """Let a table shrink part by part; the log has the priority that an item has when it moves."""
+        before = self.slots(name)
+        for part in super().shrink(name, max_items):
+            slots = self.slots(name)
+            for item in self.items[name]:
+                if before[item.number] != slots[item.number]:
+                    self.saved[name, item.number] = item.priority
+            yield part
+            before = self.slots(name)
+
+    def slots(self, name: str) -> dict[int, int]:
+        """Return the slot of each item by its number."""
+        items = self.replay.find(name).items
+        return dict(zip(items.numbers(items.live()).tolist(), items.live().tolist(), strict=True))
+
     def priorities(self) -> dict[tuple[str, int], float]:
         """Return the priority the model has of every item."""
         return {(name, item.number): item.priority for name in TABLES for item in self.items[name]}
@@ -117,6 +145,7 @@ class LogMachine(ReplayMachine):
 
     def teardown(self) -> None:
         """Remove the files."""
+        super().teardown()
         self.log.crash()
         shutil.rmtree(self.folder)
 

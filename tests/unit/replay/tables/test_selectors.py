@@ -12,7 +12,7 @@ from tests.support.distribution import chi_square_bound, fits
 from tidemill.replay.sampling.sample_decoder import importance_weights
 from tidemill.replay.table_config import MAX_PRIORITY, SelectorConfig, SelectorKind
 from tidemill.services.replay.selectors.heap import MaxTree
-from tidemill.services.replay.selectors.selector import Selector, make_selector
+from tidemill.services.replay.selectors.selector import Selector, SelectorPair, make_selector
 
 KINDS = list(SelectorKind)
 RANDOM = [SelectorKind.UNIFORM, SelectorKind.PRIORITIZED]
@@ -172,6 +172,47 @@ def test_any_selector_holds_what_was_inserted_and_not_removed(kind: SelectorKind
             assert taken == order_of(kind, present, priorities)
             few = int(rng.integers(0, capacity + 1))
             assert selector.take(few, rng).tolist() == taken[:few]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("capacity", [30, 64, 5000])
+def test_selector_of_another_capacity_has_the_same_items(kind: SelectorKind, capacity: int) -> None:
+    """With their weights and order; what has left stays away, and new items find room."""
+    rng = np.random.default_rng(9)
+    slots, priorities = rng.permutation(30), rng.uniform(0.1, 5, 30)
+    former = make(kind)
+    former.insert(slots, priorities)
+    former.remove(slots[10:20])
+    selector, left = former.resized(capacity, used=30), np.r_[slots[:10], slots[20:]]
+    assert selector.pickable == 20
+    assert selector.total_weight == pytest.approx(former.total_weight)
+    np.testing.assert_array_equal(selector.weights(left), former.weights(left))
+    selector.insert(slots[10:20], priorities[10:20])
+    everything = dict(zip(slots.tolist(), priorities.tolist(), strict=True))
+    taken = selector.take(64, rng).tolist()
+    assert sorted(taken) == list(range(30))
+    if kind in ORDERED:
+        assert taken == order_of(kind, [*left.tolist(), *slots[10:20].tolist()], everything)
+    else:
+        assert set(selector.draw(10_000, rng).tolist()) == set(range(30))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_items_at_other_slots_keep_their_order_and_weight(kind: SelectorKind) -> None:
+    """As if they had been there from the beginning."""
+    slots, priorities = np.array([40, 3, 41, 5, 42]), np.array([2.0, 4.0, 1.0, 3.0, 5.0])
+    pair = SelectorPair.make(SelectorConfig(kind), SelectorConfig(SelectorKind.FIFO), 64)
+    pair.insert(slots, priorities)
+    weights = pair.sampler.weights(slots)
+    pair.move(np.array([42, 40, 41]), np.array([0, 1, 2]), np.array([5.0, 2.0, 1.0]))
+    places = np.array([1, 3, 2, 5, 0])
+    np.testing.assert_array_equal(pair.sampler.weights(places), weights)
+    rng = np.random.default_rng(0)
+    assert pair.remover.take(5, rng).tolist() == places.tolist()
+    taken = pair.sampler.take(5, rng).tolist()
+    assert sorted(taken) == sorted(places.tolist())
+    if kind in ORDERED:
+        assert taken == order_of(kind, places.tolist(), dict(zip(places.tolist(), priorities.tolist(), strict=True)))
 
 
 def _change(
