@@ -35,7 +35,8 @@ _log = LateLogger()
 class TableExport:
     """The items of a table that meet some conditions, as of its making; their chunks are held until `close`.
 
-    Making one copies the items and holds every chunk of the table; `choose` does the rest beside the event loop.
+    Making one copies the items and the order of the chunks, and holds every chunk of the table; `choose` does the rest
+    beside the event loop.
     """
 
     def __init__(
@@ -65,10 +66,10 @@ class TableExport:
         self._table, self._store = table, table.store
         self._step_bytes = sum(column.step_bytes for column in table.config.signature)
         self._ages_of, self._newest = table.ages_of(min_age, max_age, since_s, until_s), newest
-        self._copied = table.items.copy()
+        self._copied = table.items.copy(), table.store.copy()
         self._held = [table.chunks()]
         self._store.acquire(self._held[0])
-        self._sorting: asyncio.Future[None] | None = None
+        self._sorting: asyncio.Future[Ints] | None = None
         self.holds = True
         """Whether the chunks are still held."""
 
@@ -77,14 +78,13 @@ class TableExport:
         """Number of items that were chosen."""
         return len(self._lengths)
 
-    def close(self) -> asyncio.Future[None] | None:
-        """Let go of the chunks, once no thread reads them; return that thread, or None. May be called twice."""
+    def close(self) -> asyncio.Future[Ints] | None:
+        """Let go of the chunks; return the thread that still sorts copies, or None. May be called twice."""
         self.holds = False
-        if self._sorting is None or self._sorting.done():
-            self._release()
-            return None
-        self._sorting.add_done_callback(lambda _: self._release())
-        return self._sorting
+        held, self._held = self._held, []
+        for chunks in held:
+            self._store.release(chunks)
+        return None if self._sorting is None or self._sorting.done() else self._sorting
 
     async def choose(self) -> None:
         """Choose the items and put their chunks in order; the other chunks of the table are let go of.
@@ -93,8 +93,10 @@ class TableExport:
             ResourceExhausted: The memory of chunks was needed for what actors append.
         """
         self._check()
-        self._sorting = asyncio.get_running_loop().run_in_executor(None, self._sort)
-        await finished(self._sorting, "Export")  # a call may be cancelled, but not its thread
+        self._sorting = asyncio.get_running_loop().run_in_executor(None, self._sort, self._held[0])
+        rest = await finished(self._sorting, "Export")  # a call may be cancelled, but not its thread
+        self._check()
+        self._held = [self.chunks, *in_parts(rest)]
         while len(self._held) > 1:
             self._store.release(self._held.pop())
             await asyncio.sleep(0)
@@ -155,11 +157,14 @@ class TableExport:
                 times_sampled=self._times_sampled[part][kept],
             )
 
-    def _sort(self) -> None:
-        """Find the items, oldest first, and their chunks by stream and position; all that is read stays as it is."""
+    def _sort(self, held: Ints) -> Ints:
+        """Find the items, oldest first, and their chunks by stream and position; return which of the held are others.
+
+        Only copies are read: the chunks may be let go of meanwhile.
+        """
         if not self.holds:  # it was closed while other threads were busy
-            return
-        items, store, (youngest, oldest) = self._copied, self._store, self._ages_of
+            return held
+        (items, store), (youngest, oldest) = self._copied, self._ages_of
         slots = items.oldest_first()
         ages = items.ages(slots)
         slots = slots[(ages >= youngest) & (ages <= oldest)]
@@ -176,19 +181,13 @@ class TableExport:
         self._continues = np.zeros(len(self.chunks), dtype=np.bool_)
         self._continues[1:] = (np.diff(streams) == 0) & (np.diff(numbers) == 1)
         self._is_corrupt = np.zeros(len(self.chunks), dtype=np.bool_)
-        self._parts = self._cut()
+        self._parts = self._cut(store.sizes_of(self.chunks))
         del self._copied
-        rest = np.setdiff1d(self._held[0], self.chunks, assume_unique=True)
-        self._held = [self.chunks, *in_parts(rest)]
+        return np.setdiff1d(held, self.chunks, assume_unique=True)
 
-    def _release(self) -> None:
-        held, self._held = self._held, []
-        for chunks in held:
-            self._store.release(chunks)
-
-    def _cut(self) -> list[slice]:
-        """Return the chunks of each message."""
-        sizes, decoded = self._store.sizes_of(self.chunks), self.step_counts * self._step_bytes
+    def _cut(self, sizes: Ints) -> list[slice]:
+        """Return the chunks of each message; `sizes` are those of all, as stored."""
+        decoded = self.step_counts * self._step_bytes
         parts, start = [], 0
         stored_ends, decoded_ends = np.cumsum(sizes), np.cumsum(decoded)
         while start < len(sizes):

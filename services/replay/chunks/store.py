@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -284,6 +285,13 @@ class ChunkStore:
     def held(self) -> Ints:
         """Return every chunk there is."""
         return np.flatnonzero(self._holds)
+
+    def copy(self) -> ChunkStore:
+        """Return the chunks as they are now, without their blocks, to be read only."""
+        copied = copy.copy(self)
+        for name in ("_next", "_step_counts", "_sizes", "_order"):
+            setattr(copied, name, getattr(self, name)[: self._used].copy())
+        return copied
 
     def _remove(self, slots: Ints) -> None:
         for freed in self._watchers:

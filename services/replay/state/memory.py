@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tidemill import container_limits
 from tidemill.arrays import Ints
@@ -46,8 +46,8 @@ class EvictableBlobs(Protocol):
 class HeldChunks(Protocol):
     """Chunks that are kept for a caller, whatever becomes of the items that need them."""
 
-    def close(self) -> asyncio.Future[None] | None:
-        """Let go of them; return the thread that still reads them, which ends first, or None."""
+    def close(self) -> asyncio.Future[Any] | None:
+        """Let go of them; return the thread that still works for the caller, or None."""
         ...
 
 
@@ -205,7 +205,6 @@ class StoredMemory:
         self.evictions = 0
         self.held: set[HeldChunks] = set()
         self._holders = 0
-        self._reading: set[asyncio.Future[None]] = set()  # threads that read chunks which were let go of
 
     def count(self) -> None:
         """Count everything that is stored in the budget, except chunks that a log holds."""
@@ -219,7 +218,7 @@ class StoredMemory:
         """Make room for a message; return the tables that gave up items for it.
 
         Raises:
-            ResourceExhausted: there is none, or only once a thread has ended; or streams have more than their share.
+            ResourceExhausted: there is none, or the streams have more than their share.
             InvalidArgument: there would be none in an empty server.
         """
         if not planned.chunks:
@@ -237,12 +236,6 @@ class StoredMemory:
         if not self._excess(session, planned, size):
             return []
         self._let_go()
-        if self._reading:
-            raise ResourceExhausted(
-                f"no memory for {size} bytes of chunks while an export that gives way still holds others (evicting "
-                "items would free nothing); retry in a few seconds",
-                reason=Reason.MEMORY_FULL,
-            )
         self.count()  # items may have left since
         pressed = [
             table
@@ -263,7 +256,7 @@ class StoredMemory:
         """Give the block the chunks that are chosen for a caller, and let go of them behind it.
 
         Raises:
-            ResourceExhausted: `MAX_HOLDERS` callers have some, whether they read on or not, or threads still read them.
+            ResourceExhausted: `MAX_HOLDERS` callers have some, whether they read on or not, or their threads work.
         """
         if self._holders == MAX_HOLDERS:
             raise ResourceExhausted(
@@ -277,8 +270,8 @@ class StoredMemory:
             yield chosen
         finally:
             self.held.discard(chosen)
-            if (reading := self._close(chosen)) is not None:
-                reading.add_done_callback(self._ended)
+            if (working := chosen.close()) is not None:
+                working.add_done_callback(self._ended)
             else:
                 self._ended()
 
@@ -294,13 +287,7 @@ class StoredMemory:
     def _let_go(self) -> None:
         """Free what is held for callers: evicting the items of these chunks would free nothing."""
         while self.held:
-            self._close(self.held.pop())
-
-    def _close(self, held: HeldChunks) -> asyncio.Future[None] | None:
-        if (reading := held.close()) is not None:
-            self._reading.add(reading)
-            reading.add_done_callback(self._reading.discard)
-        return reading
+            self.held.pop().close()
 
     def _press(self, table: Table, session: AppendSession, planned: AppendPlan, size: int) -> bool:
         """Evict items of a table while there is no room for a message; return whether any were evicted."""
