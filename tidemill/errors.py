@@ -3,6 +3,7 @@
 TidemillError
 ├── InvalidArgument        a value is wrong: the message names the field, the value and what is allowed
 │   └── ConfigError        a setting is unknown or has the wrong type
+│       ├── NewerSettings  a newer Tidemill wrote a file with settings that this one does not know
 │       └── GpuUnusable    a setting asks for a GPU that is not there, or that torch cannot use: it may have been lost
 ├── NotFound               there is no such table, version or tag
 ├── AlreadyExists          the name is taken by something with another configuration
@@ -81,6 +82,10 @@ class InvalidArgument(TidemillError):
 
 class ConfigError(InvalidArgument):
     """A setting is unknown, missing or of the wrong type."""
+
+
+class NewerSettings(ConfigError):
+    """A newer Tidemill wrote a file with settings that this one does not know."""
 
 
 class GpuUnusable(ConfigError):

@@ -235,6 +235,17 @@ def test_missing_code_is_not_blamed_on_a_later_release(tmp_path: Path) -> None:
     assert "99.0" not in str(raised.value)
 
 
+def test_wrong_value_is_not_blamed_on_a_later_release(tmp_path: Path) -> None:
+    """Only a name that this one does not know is; both are told if there are both."""
+    file = tmp_path / "config.yaml"
+    file.write_text("# tidemill 99.0\nenv: {frame_skip: 0}\n")
+    with pytest.raises(ConfigError, match=r"^env\.frame_skip is 0, [^\n]*$"):
+        read_settings(RunConfig, file)
+    file.write_text("# tidemill 99.0\nenv: {frame_skip: 0, further: 1}\n")
+    with pytest.raises(ConfigError, match=r"99\.0.*'env\.further'; use a newer[^\n]*\nenv\.frame_skip is 0, [^\n]*$"):
+        read_settings(RunConfig, file)
+
+
 def test_wrong_option_is_not_blamed_on_a_later_release(tmp_path: Path) -> None:
     """The file itself can be read."""
     file = tmp_path / "config.yaml"

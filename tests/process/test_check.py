@@ -174,6 +174,23 @@ def test_settings_of_a_newer_tidemill_do_not_hold_up_the_return_to_this_one(
     assert read_settings(RunConfig, file).cluster.params == "server:7402"
 
 
+@pytest.mark.parametrize(
+    "wrong", ["agent: {algorithm: 'not_here:MyConfig'}", "env: {frame_skip: 0}", "env: {frame_skip: 0, further: 1}"]
+)
+def test_config_of_a_newer_tidemill_that_is_wrong_otherwise_stays(wrong: str, tmp_path: Path) -> None:
+    """Code of the user's that is missing here, or a value that no version takes: the check says what it is."""
+    elsewhere = (*_RUN, "--run.root", str(tmp_path), "--cluster.params", "server:7402")
+    assert check(elsewhere) == 0
+    (tmp_path / "box" / "scores.csv").write_text("header\nrow\n")
+    file = tmp_path / "box" / "config.yaml"
+    file.write_text(before := f"# tidemill 99.0\n{wrong}\n")
+    named = "env.frame_skip 0" if "frame_skip" in wrong else "agent.algorithm 'not_here:MyConfig'"
+    with pytest.raises(ConfigError, match=naming(file, named)) as refused:
+        check(elsewhere)
+    assert ("99.0" in str(refused.value)) == ("further" in wrong)
+    assert file.read_text() == before
+
+
 def test_config_of_a_trained_run_that_is_not_text_is_named(tmp_path: Path) -> None:
     """One line, with addresses or without, and the file stays."""
     here = (*_RUN, "--run.root", str(tmp_path))

@@ -33,7 +33,7 @@ from tidemill.config.simulated_env import check_simulated_env
 from tidemill.config.sources import check_sources
 from tidemill.config.traces import check_traces
 from tidemill.config.yaml_text import described_error, parse, written
-from tidemill.errors import ConfigError, described
+from tidemill.errors import ConfigError, NewerSettings, described
 from tidemill.rl.settings.registry import config_class
 from tidemill.settings.check import collecting, nearest, refuse
 from tidemill.settings.overlay import overlay, to_document
@@ -43,6 +43,8 @@ _T = TypeVar("_T")
 _SECTIONS = {field.name for field in dataclasses.fields(RunConfig)}
 _FIRST = {"agent": "algorithm", "env": "id", "run": "name"}
 """The setting that is meant where a section has a single value."""
+_UNKNOWN = ("unknown ", "agent.algorithm is ")
+"""Beginnings of what is said of names that a newer Tidemill may know."""
 _WRITER = re.compile(r"^# tidemill (\S+)$", re.MULTILINE)
 
 
@@ -205,7 +207,7 @@ def read_settings(config: type[_T], file: Path) -> _T:
 
     Raises:
         ConfigError: The file cannot be read, or a setting is unknown or out of range. If a newer Tidemill wrote the
-            file, the message says so in one line.
+            file, one line says so of all that are unknown, and the error is a `NewerSettings` if no other is wrong.
         FatalError: It has a format that this version does not know.
     """
     document = read_document(file)
@@ -216,10 +218,14 @@ def read_settings(config: type[_T], file: Path) -> _T:
             raise
         if {".", ":"} & {*(algorithm := _algorithm_of(document, None))}:
             config_class(algorithm)  # raises if it is code of the user's that is missing
-        problems = ", ".join(line.partition(";")[0] for line in str(error).splitlines())
-        raise ConfigError(
-            f"{file} was written by Tidemill {writer}, this is {version('tidemill')}: {problems}; use a newer Tidemill"
-        ) from error
+        lines = str(error).splitlines()
+        unknown = [line.partition(";")[0] for line in lines if line.startswith(_UNKNOWN)]
+        wrong = [line for line in lines if not line.startswith(_UNKNOWN)]
+        if not unknown:
+            raise
+        versions = f"{file} was written by Tidemill {writer}, this is {version('tidemill')}"
+        newer = f"{versions}: {', '.join(unknown)}; use a newer Tidemill"
+        raise (ConfigError if wrong else NewerSettings)("\n".join((newer, *wrong))) from error
 
 
 def newer_writer(file: Path) -> str:

@@ -10,7 +10,7 @@ from tidemill.config.inference import check_inference
 from tidemill.config.load import load, newer_writer, read_settings
 from tidemill.config.run import ClusterSettings
 from tidemill.config.sections import RunConfig
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, NewerSettings
 from tidemill.services.launcher.commands.train import check_settings
 from tidemill.services.launcher.run.continuation import describe_changes, trained_settings
 from tidemill.services.launcher.run.folder import has_trained, keep_settings
@@ -37,11 +37,11 @@ def check(argv: Sequence[str]) -> int:
     if file.exists() and has_trained(config.run.folder):
         try:
             before = read_settings(RunConfig, file)
-        except ConfigError:
-            writer = newer_writer(file)
-            if not (writer and is_elsewhere):
-                raise
-            print(f"note: {file} of Tidemill {writer} is replaced, not compared with these settings", file=sys.stderr)
+        except ConfigError as error:
+            if not (is_elsewhere and isinstance(error, NewerSettings)):
+                raise ConfigError(f"cannot compare these settings with those of {file}: {error}") from error
+            of_newer = f"{file} of Tidemill {newer_writer(file)}"
+            print(f"note: {of_newer} is replaced, not compared with these settings", file=sys.stderr)
     # an engine starts the replay service, may let the learner alone reach the servers of sources, and gives it other
     # memory, processors and perhaps a GPU: an algorithm of the user's makes no update here
     started_elsewhere = replace(
