@@ -149,8 +149,14 @@ def test_run_that_has_trained_here_keeps_its_settings(tmp_path: Path) -> None:
     assert f"{file} is unchanged" in output
     assert "--cluster.params 127.0.0.1:7402" in output
     assert file.read_bytes() == before
-    for every, address in ((7, "paramserver:7402"), (8, "127.0.0.1:7402")):  # the latter is the default
-        code, output = _checked(tmp_path, "--learner.publish-every", str(every), "--cluster.params", address)
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("cluster: {params: '127.0.0.1:7402'}\n")
+    for every, address in (
+        (7, ["--cluster.params", "paramserver:7402"]),
+        (8, ["--cluster.params", "127.0.0.1:7402"]),  # the default
+        (9, ["--config", str(mine)]),
+    ):
+        code, output = _checked(tmp_path, "--learner.publish-every", str(every), *address)
         assert code == 0, output
         assert f"learner.publish_every {every} (it was " in output
         assert from_document(RunConfig, read_document(file)).learner.publish_every == every

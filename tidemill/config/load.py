@@ -45,7 +45,8 @@ _FIRST = {"agent": "algorithm", "env": "id", "run": "name"}
 """The setting that is meant where a section has a single value."""
 _UNKNOWN = ("unknown ", "agent.algorithm is ")
 """Beginnings of what is said of names that a newer Tidemill may know."""
-_WRITER = re.compile(r"^# tidemill (\S+)$", re.MULTILINE)
+WRITER = re.compile(r"^# tidemill (\S+)$", re.MULTILINE)
+"""The line of a file of settings that names the version of Tidemill that wrote it."""
 
 
 def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: str, file: Path | None = None) -> _T:
@@ -236,7 +237,7 @@ def newer_writer(file: Path) -> str:
     text = ""
     with suppress(OSError):
         text = file.read_text(encoding="utf-8", errors="replace")
-    found = _WRITER.search(text)
+    found = WRITER.search(text)
     return found[1] if found and _numbers(found[1]) > _numbers(version("tidemill")) else ""
 
 

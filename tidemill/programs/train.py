@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tidemill import errors
-from tidemill.config.load import load_run
+from tidemill.config.given import check_given_addresses, given_in
+from tidemill.config.load import by_names, by_sections, load_run
+from tidemill.config.presets import find_config
 from tidemill.config.run import RunSettings
 from tidemill.errors import ConfigError, FatalError, TidemillError, Unavailable
 from tidemill.programs.cluster import Cluster
@@ -85,6 +87,8 @@ def train(
             "nothing to train given: name an environment and an algorithm, or a config, such as cartpole_dqn"
         )
     resolved, notes = load_run(config, options)
+    of_file = {} if config is None else given_in(find_config(str(config)))
+    check_given_addresses(of_file | by_names(by_sections(options)), resolved)
     # What follows reads the launcher's plain view, which `auto` is for a file.
     resolved = replace(resolved, launcher=replace(resolved.launcher, view="auto"))
     line = ProgressLine(sys.stdout) if progress and sys.stdout else None  # a program may have been started without one

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tidemill.config.given import given_by
 from tidemill.config.inference import check_inference
 from tidemill.config.load import load, newer_writer, read_settings
 from tidemill.config.run import ClusterSettings
@@ -72,11 +73,11 @@ def check(argv: Sequence[str]) -> int:
 def _is_elsewhere(cluster: ClusterSettings, argv: Sequence[str]) -> bool:
     """True if a command line or its file says where services are, as for an engine; a launcher starts its own.
 
-    The default address counts if it is given as an option. In a file it does not: config.yaml of any run lists it.
+    The default address counts if it is given, see `given_by`.
     """
-    given = {word.partition("=")[0] for word in argv}
+    given = given_by(argv)
     return any(
-        f"--cluster.{name}" in given or getattr(cluster, name) != getattr(ClusterSettings, name)
+        f"cluster.{name}" in given or getattr(cluster, name) != getattr(ClusterSettings, name)
         for name in ("replay", "params", "learner")
     )
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from tidemill import formats, linux
 from tidemill.config.fixed import check_fixed, fixed_settings
+from tidemill.config.given import check_given_addresses, given_by
 from tidemill.config.load import load, read_document, read_settings
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError, TidemillError, described
@@ -40,7 +41,6 @@ from tidemill.services.launcher.run.loggers import LoggerProcesses
 from tidemill.services.launcher.run.paths import (
     check_addresses,
     check_finds_log,
-    check_given_addresses,
     check_keeps_shards,
     check_new_log,
     check_owns_log,
@@ -88,7 +88,7 @@ def train(argv: Sequence[str]) -> int:
     if fresh:
         arguments.remove("--fresh")
     config = with_absolute_log(load(RunConfig, arguments, prog="tidemill train", description=_TRAIN))
-    check_given_addresses(arguments, config)
+    check_given_addresses(given_by(arguments), config)
     check_free(config.run.folder, fresh=fresh)
     check_new_log(config, fresh=fresh)
     check_addresses(config)
@@ -111,7 +111,7 @@ def resume(argv: Sequence[str]) -> int:
     check_has_begun(path)
     file = path / "config.yaml"
     config = load(RunConfig, argv[1:], prog=f"tidemill resume {path}", description=_RESUME, file=file)
-    check_given_addresses(argv[1:], config)
+    check_given_addresses(given_by(argv[1:]), config)
     before = read_settings(RunConfig, file)
     check_names_run(before, config, path)
     check_finds_log(before, with_run_paths(config, path))

@@ -11,10 +11,10 @@ import dataclasses
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from tidemill.config.load import read_settings, take_option
+from tidemill.config.load import read_settings
 from tidemill.config.sections import RunConfig
 from tidemill.errors import AlreadyExists, ConfigError, FatalError
 from tidemill.linux import LONGEST_SOCKET
@@ -131,27 +131,6 @@ def why_out_of_reach(address: str) -> str:
 def _chosen(server: ServerSettings, default: ServerSettings, socket: Path) -> ServerSettings:
     is_chosen = server.address != default.address and not server.address.endswith(":0")
     return server if is_chosen else dataclasses.replace(server, address=_socket(socket))
-
-
-def check_given_addresses(arguments: Sequence[str], config: RunConfig) -> None:
-    """Raise a `ConfigError` if an option gives a service its default address, which would count as not given.
-
-    A file cannot tell: config.yaml of every run has the defaults. With the other addresses of `cluster`, that of the
-    replay service may be one that `check_addresses` asks for.
-    """
-    given = {word.partition("=")[0] for word in arguments}
-    is_alone = "--cluster.replay" in given and given.isdisjoint(("--cluster.params", "--cluster.learner"))
-    if is_alone and config.launcher.replay and config.cluster.replay == _DEFAULT.cluster.replay:
-        raise ConfigError(
-            f"cluster.replay is {config.cluster.replay[0]!r}, but this command starts its own replay service: add "
-            "--launcher.replay false to use the one at that address, or leave cluster.replay out"
-        )
-    defaults = {name: getattr(_DEFAULT, name).server.address for name in ("replay", "paramserver", "learner")}
-    refuse(
-        f"{name}.server.address is {address!r}, the default, which this command replaces by a socket: give another port"
-        for name, address in defaults.items()
-        if take_option(list(arguments), f"--{name}.server.address")[0] == address
-    )
 
 
 def check_shards(config: RunConfig) -> None:

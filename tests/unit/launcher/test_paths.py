@@ -15,12 +15,15 @@ from unittest.mock import Mock
 import pytest
 
 from tests.support.naming import naming
+from tidemill.config.given import check_given_addresses, given_by, given_in
 from tidemill.config.load import load, load_config, write_document
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import StorageSettings
 from tidemill.config.yaml_text import written
 from tidemill.errors import ConfigError, FatalError
+from tidemill.programs.cluster import Cluster
+from tidemill.programs.train import train
 from tidemill.services.launcher import cli
 from tidemill.services.launcher.commands.summary import describe_restored
 from tidemill.services.launcher.commands.train import remove_leftover_sockets
@@ -28,7 +31,6 @@ from tidemill.services.launcher.run.env_check import check_environment
 from tidemill.services.launcher.run.folder import RunFolder
 from tidemill.services.launcher.run.paths import (
     check_addresses,
-    check_given_addresses,
     check_simulators,
     make_socket_folder,
     remove_socket_folder,
@@ -36,6 +38,7 @@ from tidemill.services.launcher.run.paths import (
     with_beginning,
     with_storage,
 )
+from tidemill.settings.overlay import to_document
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,7 @@ def test_default_address_of_the_replay_service_is_refused_if_one_is_started() ->
 
     def check(*words: str) -> None:
         config = load(RunConfig, words, prog="train", description="")
-        check_given_addresses(words, config)
+        check_given_addresses(given_by(words), config)
 
     address = ("--cluster.replay", "127.0.0.1:7401")
     for words in (address, ["=".join(address)]):
@@ -156,6 +159,27 @@ def test_default_address_is_refused_as_an_option(
     refused_later = ["--cluster.params", "elsewhere:7402"]
     with pytest.raises(ConfigError, match=naming("learner.server.address '127.0.0.1:7403' another port")):
         cli.COMMANDS[words[0]].load()([*words[1:], "--learner.server.address=127.0.0.1:7403", *refused_later])
+
+
+def test_default_address_is_refused_in_a_file_and_from_python(tmp_path: Path) -> None:
+    """As it is as an option. A file that Tidemill wrote has the defaults of what nobody gave."""
+    file, address = tmp_path / "mine.yaml", "127.0.0.1:7401"
+    file.write_text(f"env: {{id: CartPole-v1}}\nreplay: {{server: {{address: '{address}'}}}}\n")
+    for start in (
+        lambda: cli.COMMANDS["train"].load()(["--config", str(file)]),
+        lambda: train(config=file),
+        lambda: train("CartPole-v1", settings={"replay.server.address": address}),
+        lambda: train("CartPole-v1", settings={"replay": {"server": {"address": address}}}),
+        lambda: Cluster(file),
+        lambda: Cluster({"replay": {"server": {"address": address}}}),
+    ):
+        with pytest.raises(ConfigError, match=naming(f"replay.server.address '{address}' another port")):
+            start()
+    write_document(RunConfig(), file)
+    assert given_in(file) == {}
+    file.write_text(f"# tidemill 0.1.0\n{written(to_document(RunConfig()))}")
+    assert given_in(file) == {}
+    assert Cluster(file).config == RunConfig()
 
 
 def test_machine_without_a_temporary_folder_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
