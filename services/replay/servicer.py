@@ -368,7 +368,8 @@ class ReplayServicer:
     async def _create(self, config: TableConfig, *, redeclare: bool) -> bool:
         async with self._configuring:
             if (found := self._replay.redeclared(config, redeclare=redeclare)) is not None:
-                await self._in_parts(self._replay.shrink(*found))
+                with contextlib.suppress(NotFound):  # dropped meanwhile: it is made again
+                    await self._in_parts(self._replay.shrink(*found))
             before = {table.config.name: table.config for table in self._replay.tables}.get(config.name)
             created = self._replay.create_table(config, redeclare=redeclare)
             table = self._replay.find(config.name)

@@ -45,7 +45,8 @@ def check_given_addresses(given: Mapping[str, Any], config: RunConfig) -> None:
     """
     default = RunConfig()
     is_alone = "cluster.replay" in given and given.keys().isdisjoint(("cluster.params", "cluster.learner"))
-    if is_alone and config.launcher.replay and config.cluster.replay == default.cluster.replay:
+    is_unused = config.launcher.replay and config.replay.server.address == default.replay.server.address
+    if is_alone and is_unused and config.cluster.replay == default.cluster.replay:
         raise ConfigError(
             f"cluster.replay is {config.cluster.replay[0]!r}, but this command starts its own replay service: add "
             "--launcher.replay false to use the one at that address, or leave cluster.replay out"

@@ -38,7 +38,7 @@ class Epochs:
         place, taken, found = self.place, 0, [_NO_SLOTS]
         look = count
         while taken < count:
-            if place.slots > max(items.used, min(inserts, items.capacity)):  # of a table that was emptied since
+            if place.slots > max(items.used, min(inserts, len(items.lengths))):  # of a table that was emptied since
                 place = replace(place, slots=0, next=0)
             if place.next >= place.slots:
                 if taken:

@@ -144,6 +144,7 @@ def test_default_address_of_the_replay_service_is_refused_if_one_is_started() ->
             check(*words)
     check(*address, "--launcher.replay", "false")
     check(*address, "--cluster.params", "127.0.0.1:7402", "--cluster.learner", "127.0.0.1:7403")
+    check(*address, "--replay.server.address", "0.0.0.0:7401")
 
 
 @pytest.mark.parametrize("words", [["train"], ["resume", "runs/a"]])

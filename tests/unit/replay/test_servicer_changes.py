@@ -127,7 +127,22 @@ def test_change_whose_caller_is_gone_ends(change: str, left: list[int], rest: li
     assert not (replay.memory.held and not stops)
 
 
-@pytest.mark.parametrize("change", ["DeleteMatchingItems", "UpdateTable", "CreateTable"])
+def test_table_that_is_dropped_while_a_call_shrinks_it_is_made_by_that_call() -> None:
+    """The call asks for a table, whatever there was of this name."""
+    replay, _ = _filled()
+
+    async def drop_meanwhile() -> pb.CreateTableResponse:
+        call = await _begun(ReplayServicer(replay, AdmissionQueue(lambda: 0.0), 2**20), replay, "CreateTable")
+        replay.drop_table(replay.find("t"))
+        answer: pb.CreateTableResponse = await call
+        return answer
+
+    assert asyncio.run(drop_meanwhile()).created
+    table = replay.find("t")
+    assert (table.size, table.config.max_items) == (0, _LESS)
+
+
+@pytest.mark.parametrize("change", ["DeleteMatchingItems", "UpdateTable"])
 @pytest.mark.parametrize("once_gone", [False, True])
 def test_change_that_fails_without_its_caller_is_one_line_of_the_log(change: str, once_gone: bool) -> None:
     """As when its table is dropped meanwhile; it was a traceback of asyncio's, or nothing."""

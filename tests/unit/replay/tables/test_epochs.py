@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -84,6 +86,23 @@ def test_epoch_continues_in_a_table_whose_newest_items_were_deleted_before_it_wa
     epochs = Epochs(EpochPlace(5, 0, 20, 3))
     assert len(draw(9)) == 4
     assert epochs.place == EpochPlace(5, 0, 4, 4)
+
+
+def test_epoch_continues_between_the_parts_of_a_shrink() -> None:
+    """It begins again once, when the table has its new size, not after each part."""
+    config = make_config(max_items=40, max_item_steps=1)
+    replay = make_replay(config)
+    session, table = open_streams(replay), replay.find("t")
+    for step in range(0, 20, 4):
+        append(replay, session, [make_chunk(0, 0, step, 4)], [make_items(0, [(0, i, 1) for i in range(4)])])
+    epochs = Epochs(EpochPlace(5))
+    drawn = [epochs.take(table.items, 4)]
+    for _ in replay.shrink(table, replace(config, max_items=15)):
+        before = epochs.place.next
+        drawn.append(epochs.take(table.items, 1, inserts=20))
+        assert (epochs.place.number, epochs.place.slots) == (0, 20)
+        assert epochs.place.next > before
+    assert len(drawn) > 2
 
 
 def test_table_with_an_order_of_its_own_has_no_epochs() -> None:
