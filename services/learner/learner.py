@@ -61,7 +61,7 @@ from tidemill.services.learner.status.divergence import Diverged
 from tidemill.services.learner.status.fence import Fence
 from tidemill.services.learner.status.metrics import watch_gpu
 from tidemill.services.learner.status.progress import Progress, StatusReporter
-from tidemill.services.learner.training.pace import FreeRunning, Learning, Pace
+from tidemill.services.learner.training.pace import Feed, FreeRunning, Learning, Pace
 from tidemill.services.learner.training.threads import Threads
 from tidemill.services.learner.training.trainer import Limits, Trainer, TrainerOutputs
 from tidemill.settings.overlay import to_document
@@ -245,11 +245,10 @@ class Learner:
                 self._control.stop(trainer.run())
                 self._progress.finish()
                 self._progress.check()
-                set_serving(False)
-                feed.close()
+                _end_sampling(set_serving, feed)
                 rolled_back = rolls_back is not None and rolls_back()
             except Diverged as error:
-                set_serving(False)
+                _end_sampling(set_serving, feed)
                 if rolls_back is None or not rolls_back(has_diverged=True):
                     raise
                 self._end_before(error)
@@ -449,6 +448,12 @@ class Learner:
     def _limits(self) -> Limits:
         run, lag = self._config.run, self._config.learner.max_policy_lag
         return Limits(run.max_learner_steps, run.max_env_steps, self._pace.publish_every, max_policy_lag=lag)
+
+
+def _end_sampling(set_serving: Callable[[bool], None], feed: Feed) -> None:
+    """Serve and sample no more: steps of samples that still came would count into a version that is restored."""
+    set_serving(False)
+    feed.close()
 
 
 def publish_least_s(config: LearnerConfig, device: torch.device) -> float:

@@ -19,7 +19,9 @@ from tidemill.params.client import ParamsClient
 from tidemill.params.publisher import ParamsPublisher
 from tidemill.params.run_end import RunEnd, read_divergence
 from tidemill.params.version import BEST, EVALUATED, LAST_TRAINED, VERDICT, Version
+from tidemill.replay.sampling.dataset import ReplayDataset
 from tidemill.rl.state_tree import flatten
+from tidemill.services.learner.checkpoint.resume import LearnerSnapshot, ResumableState
 from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.learner.rollback import VerdictWatcher
 from tidemill.services.learner.status.divergence import Diverged
@@ -89,7 +91,16 @@ def test_learner_that_has_diverged_since_goes_back_all_the_same(
     cluster: LearnerCluster, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The version that ended the run is published and saved; what is not finite is neither, and no divergence noted."""
-    run = Trainer.run
+    run, close, roll_back = Trainer.run, ReplayDataset.close, ResumableState.roll_back
+    done: list[str] = []
+
+    def closed(dataset: ReplayDataset) -> None:
+        done.append("sampling ended")  # or steps that still come would count into what is restored
+        close(dataset)
+
+    def restored(state: ResumableState, snapshot: LearnerSnapshot) -> None:
+        done.append("restored")
+        roll_back(state, snapshot)
 
     def diverging(trainer: Trainer) -> str:
         reason = run(trainer)
@@ -103,11 +114,14 @@ def test_learner_that_has_diverged_since_goes_back_all_the_same(
         return reason
 
     monkeypatch.setattr(Trainer, "run", diverging)
+    monkeypatch.setattr(ReplayDataset, "close", closed)
+    monkeypatch.setattr(ResumableState, "roll_back", restored)
     learner, params = cluster.start_learner(*_TARGET), cluster.params_client()
     cluster.feed()
     version = _evaluated(cluster, params)
     params.set_tag(VERDICT, version.version)
     assert learner.wait() is None
+    assert done.index("sampling ended") < done.index("restored")
     listed = params.list_versions()
     assert listed.versions[-1].version > version.version
     assert listed.versions[-1].encodings == version.encodings
