@@ -235,8 +235,8 @@ class StoredMemory:
         size += RECORD_BYTES * len(planned.chunks)
         if not self._excess(session, planned, size):
             return []
-        self._let_go()
         self.count()  # items may have left since
+        self._let_go(session, planned, size)
         pressed = [
             table
             for table in sorted(session.tables, key=lambda table: -table.held_bytes)
@@ -284,10 +284,17 @@ class StoredMemory:
     def _ended(self, _: object = None) -> None:
         self._holders -= 1
 
-    def _let_go(self) -> None:
-        """Free what is held for callers: evicting the items of these chunks would free nothing."""
-        while self.held:
-            self.held.pop().close()
+    def _let_go(self, session: AppendSession, planned: AppendPlan, size: int) -> None:
+        """Free what is held for callers while there is no room: evicting the items of these chunks would free nothing.
+
+        What is on its way out goes before the chunks of an export, which ends by it.
+        """
+        for held in sorted(self.held, key=lambda each: not isinstance(each, LeavingChunks)):
+            if not self._excess(session, planned, size):
+                return
+            self.held.remove(held)
+            held.close()
+            self.count()
 
     def _press(self, table: Table, session: AppendSession, planned: AppendPlan, size: int) -> bool:
         """Evict items of a table while there is no room for a message; return whether any were evicted."""

@@ -324,6 +324,7 @@ class ReplayState:
         while leaving.release_part():
             yield 0
         self.memory.held.discard(leaving)
+        self.memory.count()
 
     def drop_table(self, table: Table) -> int:
         """Remove a table, and with the last of a signature the streams of it; return how many items there were."""
@@ -345,7 +346,6 @@ class ReplayState:
         in_use = self._store_numbers.values()
         self.dropped_names = {key: config for key, config in self.dropped_names.items() if key in in_use}
         self._sink.log_drop(table, self.dropped_names)
-        self.memory.count()
         yield removed
         yield from parts
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,6 +111,38 @@ def test_table_keeps_its_items_while_it_lets_go_of_those_from_before_a_reset(mon
     assert (replay.find("t").size, replay.memory.evictions) == (100, evictions)
     assert not replay.memory.held
     assert sum(parts) == 0
+
+
+def _half_reset(replay: ReplayState) -> None:
+    next(replay.resetting(replay.find("t")))
+
+
+def _half_shrink(replay: ReplayState) -> None:
+    table = replay.find("t")
+    next(replay.shrink(table, replace(table.config, max_items=10)))
+
+
+@pytest.mark.parametrize(
+    "free",
+    [
+        lambda replay: replay.reset(replay.find("t")),
+        _half_reset,
+        lambda replay: replay.drop_table(replay.find("t")),
+        _half_shrink,
+        lambda replay: replay.delete(replay.find("t"), replay.find("t").items.keys(replay.find("t").items.live())),
+    ],
+    ids=["reset", "half a reset", "drop", "half a shrink", "delete"],
+)
+def test_export_runs_on_where_items_have_left(free: Callable[[ReplayState], Any]) -> None:
+    """The room that a change made is used before an export gives way."""
+    replay = replay_of(50_000, make_config(max_items=1000), make_config("other"))
+    opened = open_streams(replay, "two", tables=("other",))
+    write(replay, opened, 20)
+    write(replay, open_streams(replay), 300)
+    with replay.memory.holding(lambda: TableExport(replay.find("other"))) as held:
+        free(replay)
+        write(replay, opened, 40, first=80)
+        assert held.holds
 
 
 def test_exports_that_still_sort_count_after_their_calls(sorts: threading.Event) -> None:
