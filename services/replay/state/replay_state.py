@@ -6,6 +6,7 @@ import itertools
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -157,7 +158,10 @@ class ReplayState:
 
         Raises:
             NotFound: The table was dropped after a part.
+            ResourceExhausted: No memory for so many items; nothing was changed.
         """
+        with _memory_for(config):
+            table.check_memory(config)
         while True:
             self._sink.begin()
             moved = table.shrink(config, _SLOTS_AT_ONCE)
@@ -253,7 +257,7 @@ class ReplayState:
                 reason=Reason.TOO_MANY_TABLES,
             )
         store = self._stores.get(config.signature) or self._make_store(config.signature, number)
-        try:
+        with _memory_for(config):
             table = Table(
                 config,
                 store,
@@ -262,11 +266,6 @@ class ReplayState:
                 durable=self._durable,
                 key_salt=_key_salt(self.store_id, number),
             )
-        except MemoryError as error:
-            raise ResourceExhausted(
-                f"max_items is {config.max_items}, too many for the server's memory; lower it",
-                reason=Reason.MEMORY_FULL,
-            ) from error
         self._stores[config.signature] = store
         self._store_numbers.setdefault(config.signature, number)
         self._tables[config.name] = table
@@ -491,13 +490,8 @@ class ReplayState:
         for _ in self.shrink(table, config):
             pass
         self._sink.begin()
-        try:
+        with _memory_for(config):
             table.reconfigure(config, limiter_is_on=limiter_is_on)
-        except MemoryError as error:
-            raise ResourceExhausted(
-                f"max_items is {config.max_items}, too many for the server's memory; lower it",
-                reason=Reason.MEMORY_FULL,
-            ) from error
         table.declared = declared
         table.former.extend(former)
         self.memory.count()
@@ -508,6 +502,18 @@ class ReplayState:
     def _make_store(self, signature: Signature, number: int) -> ChunkStore:
         blocks = self._make_blocks(signature, number) if self._make_blocks is not None else None
         return ChunkStore(signature, blocks)
+
+
+@contextmanager
+def _memory_for(config: TableConfig) -> Iterator[None]:
+    """Raise ResourceExhausted if the block has no memory for the items of a table."""
+    try:
+        yield
+    except MemoryError as error:
+        raise ResourceExhausted(
+            f"max_items is {config.max_items}, too many for the server's memory; lower it",
+            reason=Reason.MEMORY_FULL,
+        ) from error
 
 
 def _check_signature(table: Table, signature: Signature) -> None:

@@ -388,6 +388,12 @@ class Table:
         self._remove(self._spent(self.config.max_times_sampled))
         self._shrink_to_bytes()
 
+    def check_memory(self, config: TableConfig) -> None:
+        """Raise MemoryError if there is no memory for what `reconfigure` makes for a configuration."""
+        if _places_items(config) != _places_items(self.config):
+            capacity = slots_of(config.max_items, config.max_times_sampled)
+            _ = Items(capacity), SelectorPair.make(config.sampler, config.remover, capacity)  # not backed by memory
+
     def shrink(self, config: TableConfig, count: int) -> Ints | None:
         """Take a step towards a configuration: evict about `count` of the items that exceed it, or move so many.
 

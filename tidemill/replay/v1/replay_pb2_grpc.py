@@ -149,8 +149,7 @@ class ReplayServiceServicer:
         the answer comes once the change is durable. A retry is safe. After DEADLINE_EXCEEDED or UNAVAILABLE the change may have
         been made, or is still being made; `log_full` of TableDescription says whether the disk is why. After any other error
         nothing has changed. NOT_FOUND: no such table. INVALID_ARGUMENT: nothing is set, or a value is out of range or conflicts
-        with another. RESOURCE_EXHAUSTED: there is no memory for so many items; those beyond another limit that the call lowers
-        may have been evicted.
+        with another. RESOURCE_EXHAUSTED: there is no memory for so many items.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -87,8 +87,7 @@ class ReplayServiceStub:
     the answer comes once the change is durable. A retry is safe. After DEADLINE_EXCEEDED or UNAVAILABLE the change may have
     been made, or is still being made; `log_full` of TableDescription says whether the disk is why. After any other error
     nothing has changed. NOT_FOUND: no such table. INVALID_ARGUMENT: nothing is set, or a value is out of range or conflicts
-    with another. RESOURCE_EXHAUSTED: there is no memory for so many items; those beyond another limit that the call lowers
-    may have been evicted.
+    with another. RESOURCE_EXHAUSTED: there is no memory for so many items.
     """
     ResetTable: _grpc.UnaryUnaryMultiCallable[_replay_pb2.ResetTableRequest, _replay_pb2.ResetTableResponse]
     """Removes every item of a table and zeroes its counters, but keeps its configuration and its streams.
@@ -210,8 +209,7 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     the answer comes once the change is durable. A retry is safe. After DEADLINE_EXCEEDED or UNAVAILABLE the change may have
     been made, or is still being made; `log_full` of TableDescription says whether the disk is why. After any other error
     nothing has changed. NOT_FOUND: no such table. INVALID_ARGUMENT: nothing is set, or a value is out of range or conflicts
-    with another. RESOURCE_EXHAUSTED: there is no memory for so many items; those beyond another limit that the call lowers
-    may have been evicted.
+    with another. RESOURCE_EXHAUSTED: there is no memory for so many items.
     """
     ResetTable: _aio.UnaryUnaryMultiCallable[_replay_pb2.ResetTableRequest, _replay_pb2.ResetTableResponse]  # type: ignore[assignment]
     """Removes every item of a table and zeroes its counters, but keeps its configuration and its streams.
@@ -350,8 +348,7 @@ class ReplayServiceServicer:
         the answer comes once the change is durable. A retry is safe. After DEADLINE_EXCEEDED or UNAVAILABLE the change may have
         been made, or is still being made; `log_full` of TableDescription says whether the disk is why. After any other error
         nothing has changed. NOT_FOUND: no such table. INVALID_ARGUMENT: nothing is set, or a value is out of range or conflicts
-        with another. RESOURCE_EXHAUSTED: there is no memory for so many items; those beyond another limit that the call lowers
-        may have been evicted.
+        with another. RESOURCE_EXHAUSTED: there is no memory for so many items.
         """
 
     def ResetTable(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import DTypeLike, NDArray
 
 from tests.support.naming import because, naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams, steps_of
 from tests.unit.replay.logs import Log, open_log, sample_all
-from tidemill.errors import AlreadyExists, InvalidArgument, NotFound, Reason
+from tidemill.errors import AlreadyExists, InvalidArgument, NotFound, Reason, ResourceExhausted
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableUpdate
 from tidemill.services.replay.tables.table import Table
 
@@ -166,6 +168,30 @@ def test_change_that_is_no_valid_table_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=naming("table 't' uniform")):
         TableUpdate(priority_exponent=0.5).applied_to(make_config())
     assert (table.config, table.size, log.replay.sequence) == (CONFIG, 16, sequence)
+    log.crash()
+
+
+def test_change_without_memory_for_one_limit_does_not_lower_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused before items leave, whether an operator or a learner's settings ask for it."""
+    log = filled(tmp_path)
+    table, zeros = log.replay.find("t"), np.zeros
+    keys = keys_of(table)
+
+    def scarce(shape: int | tuple[int, ...], dtype: DTypeLike = float) -> NDArray[Any]:
+        if np.prod(shape) > 10**6:
+            raise MemoryError
+        return zeros(shape, dtype)
+
+    monkeypatch.setattr(np, "zeros", scarce)
+    for change in (
+        lambda: log.replay.update_table(table, TableUpdate(max_items=10**9, max_bytes=100)),
+        lambda: log.replay.create_table(replace(CONFIG, max_items=10**9, max_bytes=100), redeclare=True),
+    ):
+        with pytest.raises(ResourceExhausted, match=naming("max_items 1000000000"), check=because(Reason.MEMORY_FULL)):
+            change()
+        assert (keys_of(table), table.config) == (keys, CONFIG)
     log.crash()
 
 
