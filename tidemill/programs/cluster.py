@@ -14,7 +14,8 @@ from typing import Any, Self
 
 from tidemill import formats
 from tidemill.closing import Closing
-from tidemill.config.given import check_given_addresses, given_in
+from tidemill.config.addresses import check_addresses
+from tidemill.config.given import given_in
 from tidemill.config.load import by_names, load_config, read_document, write_document
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LOGGERS_STOP_S
@@ -66,9 +67,11 @@ class Cluster(Closing):
             ConfigError: A setting is unknown or out of range, or the file cannot be read.
         """
         self.config = config if isinstance(config, RunConfig) else load_config(config)
-        if not isinstance(config, RunConfig):  # which has the defaults of what was not given
+        if isinstance(config, RunConfig):  # which has the defaults of what was not given
+            given: Mapping[str, Any] = {}
+        else:
             given = by_names(config) if isinstance(config, Mapping) else given_in(Path(config).expanduser())
-            check_given_addresses(given, self.config)
+        check_addresses(self.config, given)
         self._folder = self.config.run.folder
         self._fresh = fresh
         self._process: subprocess.Popen[str] | None = None

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tidemill import errors
-from tidemill.config.given import check_given_addresses, given_in
+from tidemill.config.addresses import check_addresses
+from tidemill.config.given import given_in
 from tidemill.config.load import by_names, by_sections, load_run
 from tidemill.config.presets import find_config
 from tidemill.config.run import RunSettings
@@ -88,7 +89,7 @@ def train(
         )
     resolved, notes = load_run(config, options)
     of_file = {} if config is None else given_in(find_config(str(config)))
-    check_given_addresses(of_file | by_names(by_sections(options)), resolved)
+    check_addresses(resolved, of_file | by_names(by_sections(options)))
     # What follows reads the launcher's plain view, which `auto` is for a file.
     resolved = replace(resolved, launcher=replace(resolved.launcher, view="auto"))
     line = ProgressLine(sys.stdout) if progress and sys.stdout else None  # a program may have been started without one

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tidemill import formats, linux
+from tidemill.config.addresses import check_addresses, check_shards
 from tidemill.config.fixed import check_fixed, fixed_settings
-from tidemill.config.given import check_given_addresses, given_by
+from tidemill.config.given import given_by
 from tidemill.config.load import load, read_document, read_settings
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError, TidemillError, described
@@ -39,12 +40,10 @@ from tidemill.services.launcher.run.folder import (
 from tidemill.services.launcher.run.free_ports import check_free_ports
 from tidemill.services.launcher.run.loggers import LoggerProcesses
 from tidemill.services.launcher.run.paths import (
-    check_addresses,
     check_finds_log,
     check_keeps_shards,
     check_new_log,
     check_owns_log,
-    check_shards,
     make_socket_folder,
     remove_socket_folder,
     socket_folder_of,
@@ -88,10 +87,9 @@ def train(argv: Sequence[str]) -> int:
     if fresh:
         arguments.remove("--fresh")
     config = with_absolute_log(load(RunConfig, arguments, prog="tidemill train", description=_TRAIN))
-    check_given_addresses(given_by(arguments), config)
+    check_addresses(config, given_by(arguments))
     check_free(config.run.folder, fresh=fresh)
     check_new_log(config, fresh=fresh)
-    check_addresses(config)
     check_free_ports(config)
     if notice := check_new_table(config):
         print(f"note: {notice}", file=sys.stderr, flush=True)
@@ -111,7 +109,7 @@ def resume(argv: Sequence[str]) -> int:
     check_has_begun(path)
     file = path / "config.yaml"
     config = load(RunConfig, argv[1:], prog=f"tidemill resume {path}", description=_RESUME, file=file)
-    check_given_addresses(given_by(argv[1:]), config)
+    check_addresses(config, given_by(argv[1:]))
     before = read_settings(RunConfig, file)
     check_names_run(before, config, path)
     check_finds_log(before, with_run_paths(config, path))
@@ -120,7 +118,6 @@ def resume(argv: Sequence[str]) -> int:
     check_owns_log(before, config)
     check_fixed(fixed_settings(before), config)
     check_limits(before, config, path)
-    check_addresses(config)
     with _fork_client(config) as forks, LoggerProcesses() as loggers:
         check_settings(config, forks, trained_settings(before, path))
         with RunFolder.open(path) as folder:

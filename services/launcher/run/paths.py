@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tidemill.config.addresses import check_shards
 from tidemill.config.load import read_settings
 from tidemill.config.sections import RunConfig
 from tidemill.errors import AlreadyExists, ConfigError, FatalError
@@ -21,7 +22,6 @@ from tidemill.linux import LONGEST_SOCKET
 from tidemill.params.stored import newest_number
 from tidemill.rpc.settings import ServerSettings
 from tidemill.services.launcher.run.folder import has_trained, with_run_paths
-from tidemill.settings.check import refuse
 
 _PREFIX = "tidemill-"
 _LONGEST_NAME = len("/tidemill-12345678/inference-12345.sock")
@@ -131,107 +131,6 @@ def why_out_of_reach(address: str) -> str:
 def _chosen(server: ServerSettings, default: ServerSettings, socket: Path) -> ServerSettings:
     is_chosen = server.address != default.address and not server.address.endswith(":0")
     return server if is_chosen else dataclasses.replace(server, address=_socket(socket))
-
-
-def check_shards(config: RunConfig) -> None:
-    """Raise a `ConfigError` if a single address is set on purpose for several replay shards, or two counts differ."""
-    cluster, started = config.cluster, config.replay.shards
-    of_one_server = len(cluster.replay) == 1 and not cluster.replay[0].startswith("dns:")
-    if config.launcher.replay and of_one_server and cluster.replay_shards not in (0, started):
-        raise ConfigError(
-            f"cluster.replay_shards is {cluster.replay_shards}, but replay.shards is {started}: both count the shards; "
-            "leave out cluster.replay_shards, and set replay.shards"
-        )
-    if started == 1:
-        return
-    for name in ("address", "metrics_address"):
-        value: str = getattr(config.replay.server, name)
-        if value and value != getattr(_DEFAULT.replay.server, name) and not value.endswith(":0"):
-            raise ConfigError(
-                f"replay.server.{name} is {value!r} and replay.shards is {config.replay.shards}: shards cannot share "
-                "it. Leave it out, or start each shard by hand and list them all in cluster.replay"
-            )
-
-
-def _check_metrics_addresses(config: RunConfig) -> None:
-    """Raise a `ConfigError` if a single address is set for the metrics of several actors or inference services."""
-    launcher = config.launcher
-    refuse(
-        f"{name}.server.metrics_address is {value!r} and launcher.{setting} is {count}: they cannot share it. Leave it "
-        "out or set port 0, and each takes a free port"
-        for name, setting, value, count in (
-            ("actor", "actors", config.actor.server.metrics_address, launcher.actors),
-            ("inference", "inference", config.inference.server.metrics_address, launcher.inference),
-        )
-        if count > 1 and value and not value.endswith(":0")
-    )
-
-
-def check_simulators(config: RunConfig) -> None:
-    """Raise a `ConfigError` unless one inference service with an address serves the simulators, if there are any."""
-    settings, started = config.inference, config.launcher.inference
-    by_clients = config.evaluator.source == "simulators"
-    if config.env.spaces:
-        only = f"env.spaces is set, so that only simulators have env.id {config.env.id!r}"
-        refuse(
-            f"{name} is {value!r}, but {only}: set it to {allowed!r}"
-            for name, value, allowed in (
-                ("launcher.actors", config.launcher.actors, 0),
-                ("evaluator.source", config.evaluator.source, "simulators"),
-            )
-            if value != allowed
-        )
-    if not settings.simulators:
-        if by_clients:
-            raise ConfigError(
-                "evaluator.source is 'simulators', but inference.simulators is 0: set it to the number of clients, or "
-                "evaluator.source to 'env'"
-            )
-        return
-    if started != 1:
-        raise ConfigError(
-            f"inference.simulators is {settings.simulators}, but launcher.inference is {started}: set it to 1, for the "
-            "one service that they all reach"
-        )
-    if settings.server.address.endswith(":0"):
-        raise ConfigError(
-            f"inference.server.address is {settings.server.address!r}, but simulators must know it: give it a port"
-        )
-
-
-def check_addresses(config: RunConfig) -> None:
-    """Raise a `ConfigError` if services of this run would look elsewhere for those that the launcher starts.
-
-    So do the settings of a run that was made in containers or on several machines. Nor may services share an address.
-    """
-    check_simulators(config)
-    _check_metrics_addresses(config)
-    services: list[tuple[str, ServerSettings, ServerSettings]] = [
-        ("params", config.paramserver.server, _DEFAULT.paramserver.server),
-        ("learner", config.learner.server, _DEFAULT.learner.server),
-    ]
-    if config.launcher.replay:
-        services.insert(0, ("replay", config.replay.server, _DEFAULT.replay.server))
-    elsewhere = {
-        name: f"cluster.{name} is {_listed(getattr(config.cluster, name))!r}"
-        for name, server, default in services
-        if getattr(config.cluster, name) != getattr(_DEFAULT.cluster, name) and server.address == default.address
-    }
-    if not elsewhere:
-        return
-    options = " ".join(f"--cluster.{name} {_listed(getattr(_DEFAULT.cluster, name))}" for name, _, _ in services)
-    also = "; to use a replay service that runs already, add --launcher.replay false" if "replay" in elsewhere else ""
-    if inference := config.cluster.inference:  # refused here only: by itself it may be meant
-        options += " --cluster.inference ''"
-        also += f"; cluster.inference is {' '.join(inference)!r}, and without it each actor runs the network itself"
-    raise ConfigError(
-        f"{' and '.join(elsewhere.values())}, but this command starts these services on this machine: add {options}, "
-        f"or set the address that each listens at as well, such as --paramserver.server.address{also}"
-    )
-
-
-def _listed(addresses: str | tuple[str, ...]) -> str:
-    return addresses if isinstance(addresses, str) else " ".join(addresses)
 
 
 def _shards_reached_at(config: RunConfig, server: ServerSettings, sockets: Path) -> tuple[str, ...]:

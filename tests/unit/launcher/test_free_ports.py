@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.support.naming import naming
+from tidemill.config.addresses import check_addresses
 from tidemill.config.load import load_config
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.services.launcher.run.free_ports import check_free_ports
-from tidemill.services.launcher.run.paths import check_addresses
 
 
 @pytest.fixture
@@ -64,9 +64,9 @@ def test_metrics_address_that_several_services_would_share_is_refused(section: s
     with pytest.raises(
         ConfigError, match=naming(f"{section}.server.metrics_address '127.0.0.1:9' launcher.{setting} 2")
     ):
-        check_addresses(config(2, "127.0.0.1:9"))
+        check_addresses(config(2, "127.0.0.1:9"), {})
     for count, address in ((1, "127.0.0.1:9"), (2, "127.0.0.1:0"), (2, "")):
-        check_addresses(config(count, address))
+        check_addresses(config(count, address), {})
 
 
 def test_free_ports_and_sockets_are_not_refused() -> None:

@@ -15,7 +15,8 @@ from unittest.mock import Mock
 import pytest
 
 from tests.support.naming import naming
-from tidemill.config.given import check_given_addresses, given_by, given_in
+from tidemill.config.addresses import check_addresses, check_simulators
+from tidemill.config.given import given_by, given_in
 from tidemill.config.load import load, load_config, write_document
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
@@ -30,8 +31,6 @@ from tidemill.services.launcher.commands.train import remove_leftover_sockets
 from tidemill.services.launcher.run.env_check import check_environment
 from tidemill.services.launcher.run.folder import RunFolder
 from tidemill.services.launcher.run.paths import (
-    check_addresses,
-    check_simulators,
     make_socket_folder,
     remove_socket_folder,
     with_addresses,
@@ -111,12 +110,12 @@ def test_run_of_another_cluster_is_told_how_to_reach_what_is_started_here(infere
     cluster = {"params": "paramserver:7402", "learner": "learner:7403", "inference": inference}
     document = {"cluster": cluster}
     with pytest.raises(ConfigError) as refused:
-        check_addresses(load_config(document))
+        check_addresses(load_config(document), {})
     assert ("cluster.inference is 'inference-0.inference:7406'" in str(refused.value)) == bool(inference)
     options = str(refused.value).partition(" add ")[2].partition(", or ")[0]
     (file := tmp_path / "config.yaml").write_text(written(document))
     config = load(RunConfig, shlex.split(options), prog="resume", description="", file=file)
-    check_addresses(config)
+    check_addresses(config, {})
     assert config.cluster == RunConfig().cluster
 
 
@@ -126,9 +125,9 @@ def test_replay_service_elsewhere_is_used_only_if_none_is_started(replay: list[s
     cluster = {"cluster": {"replay": replay}}
     for refused in ({}, {"params": "box:7402"}):
         with pytest.raises(ConfigError, match=naming(f"cluster.replay '{' '.join(replay)}' --launcher.replay")):
-            check_addresses(load_config({"cluster": cluster["cluster"] | refused}))
-    check_addresses(load_config(cluster | {"launcher": {"replay": False}}))
-    check_addresses(load_config(cluster | {"replay": {"server": {"address": "0.0.0.0:7401"}}}))
+            Cluster(load_config({"cluster": cluster["cluster"] | refused}))
+    check_addresses(load_config(cluster | {"launcher": {"replay": False}}), {})
+    check_addresses(load_config(cluster | {"replay": {"server": {"address": "0.0.0.0:7401"}}}), {})
 
 
 def test_default_address_of_the_replay_service_is_refused_if_one_is_started() -> None:
@@ -136,7 +135,7 @@ def test_default_address_of_the_replay_service_is_refused_if_one_is_started() ->
 
     def check(*words: str) -> None:
         config = load(RunConfig, words, prog="train", description="")
-        check_given_addresses(given_by(words), config)
+        check_addresses(config, given_by(words))
 
     address = ("--cluster.replay", "127.0.0.1:7401")
     for words in (address, ["=".join(address)]):

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.naming import naming
 from tidemill import container_limits
+from tidemill.config.addresses import check_addresses
 from tidemill.config.load import load, write_document
 from tidemill.config.run import ClusterSettings, RunSettings
 from tidemill.config.sections import ActorConfig, ReplayConfig, RunConfig
@@ -20,7 +21,6 @@ from tidemill.errors import ConfigError
 from tidemill.rpc.addresses import is_server_address
 from tidemill.rpc.settings import ServerSettings
 from tidemill.services.launcher.run.paths import (
-    check_addresses,
     inference_address,
     make_socket_folder,
     remove_socket_folder,
@@ -205,7 +205,7 @@ def test_run_without_a_replay_service_uses_the_one_that_is_named() -> None:
 def test_service_for_simulators_listens_where_other_programs_reach_it() -> None:
     """At its own address and no socket; actors are sent there, too."""
     config = RunConfig(inference=InferenceSettings(simulators=2), launcher=LauncherSettings(actors=0, inference=1))
-    check_addresses(config)
+    check_addresses(config, {})
     config = with_addresses(config, _SOCKETS)
     assert config.cluster.inference == ("127.0.0.1:7406",)
     (spec,) = [each for each in cluster_specs(config, Path("c.yaml"), _SOCKETS) if each.kind == "inference"]
@@ -224,4 +224,4 @@ def test_simulators_that_could_reach_nobody_are_refused(started: int, address: s
     """Before anything is started."""
     settings = InferenceSettings(simulators=2, server=ServerSettings(address=address))
     with pytest.raises(ConfigError, match=naming(message)):
-        check_addresses(RunConfig(inference=settings, launcher=LauncherSettings(inference=started)))
+        check_addresses(RunConfig(inference=settings, launcher=LauncherSettings(inference=started)), {})

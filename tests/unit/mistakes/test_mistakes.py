@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.naming import naming
+from tidemill.config.addresses import check_shards
 from tidemill.config.load import load, write_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.services.launcher import cli
 from tidemill.services.launcher.run.env_check import try_here
-from tidemill.services.launcher.run.paths import check_shards
 
 ENVS = "tests.unit.launcher.test_random_play"
 CARTPOLE = "--env.id CartPole-v1"
