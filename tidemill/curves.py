@@ -29,7 +29,12 @@ EPISODE_RETURN = "actor/episode_return"
 ENV_FAILURES = "env_failures/"
 """What an actor's curves of its environments' failures begin with, before the kind: counts since it started."""
 
+LAST_ENV_FAILURE = "last_env_failure"
+"""Name of the text beside them: what failed last, and why."""
+
 _log = LateLogger()
+
+_NO_TEXTS: Mapping[str, str] = {}
 
 
 class MetricsFile:
@@ -45,10 +50,10 @@ class MetricsFile:
         with suppress(FileNotFoundError):
             os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
 
-    def write(self, scalars: Mapping[str, float], step: int) -> None:
-        """Append a line."""
+    def write(self, scalars: Mapping[str, float], step: int, texts: Mapping[str, str] = _NO_TEXTS) -> None:
+        """Append a line; it ends with the texts."""
         values = {name: value if math.isfinite(value) else None for name, value in scalars.items()}
-        line = {"time": round(time.time(), 3), "step": step} | values
+        line = {"time": round(time.time(), 3), "step": step, **values, **texts}
         self._file.parent.mkdir(parents=True, exist_ok=True)
         append_whole(self._file, json.dumps(line) + "\n", sync=False)
 
@@ -92,14 +97,21 @@ class SideCurves:
         self._refusals = Refusals(name)
         self._is_closed = False
 
-    def write(self, scalars: Mapping[str, float], *, env_steps: int, learner_steps: int) -> None:
-        """Write scalars by name; nothing after `close`."""
+    def write(
+        self,
+        scalars: Mapping[str, float],
+        *,
+        env_steps: int,
+        learner_steps: int,
+        texts: Mapping[str, str] = _NO_TEXTS,
+    ) -> None:
+        """Write scalars by name, and texts in the line of JSON alone; nothing after `close`."""
         if self._is_closed or not self._is_own():
             return
         with self._refusals.dropped():
             tensorboard, lines = self._open()
             tensorboard.write(scalars, env_steps)
-            lines.write({"env_steps": env_steps, **scalars}, learner_steps)
+            lines.write({"env_steps": env_steps, **scalars}, learner_steps, texts)
 
     def close(self) -> None:
         """Write nothing more. May be called twice."""

@@ -39,17 +39,24 @@ _FIRST_SEED, _SEEDS = 100_000_000, 2_000_000_000  # those of training, see the a
 
 
 _counts = dict.fromkeys(KINDS, 0)
+_last: deque[str] = deque([""], maxlen=1)
 
 
-def count_failure(kind: str) -> None:
-    """Count a failure by its kind."""
+def count_failure(kind: str, reason: str = "") -> None:
+    """Count a failure by its kind; keep its reason."""
     _FAILURES.labels(kind).inc()
     _counts[kind] += 1
+    _last.append(reason)
 
 
 def failure_counts() -> dict[str, int]:
     """Return how many failures of each kind this process has counted; nothing for none."""
     return {kind: count for kind, count in _counts.items() if count}
+
+
+def last_failure() -> str:
+    """Return the reason of the last failure that this process has counted; empty if none was given."""
+    return _last[0]
 
 
 class Restarts:
@@ -87,7 +94,7 @@ class Restarts:
         Raises:
             EnvFailed: It has failed too often, or the policy is to stop; `is_final`.
         """
-        count_failure(error.kind)
+        count_failure(error.kind, str(error))
         recent, now = self._failed_at[unit], int(self._steps[unit])
         while recent and recent[0] < now - _WINDOW_STEPS:
             recent.popleft()

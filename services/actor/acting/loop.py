@@ -216,6 +216,8 @@ class ActingLoop:
         except Unavailable:
             if not stop.is_set():
                 raise
+        finally:
+            self._metrics.finish(self._params.version, self._params.learner_steps)
 
     def _run(self, seed: int, stop: threading.Event) -> None:
         observation, last_reward = self._env.reset(seed), None

@@ -15,8 +15,8 @@ from prometheus_client import REGISTRY, Counter, Gauge, Summary
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from tidemill.config.sections import ActorConfig
-from tidemill.curves import ENV_FAILURES, SideCurves
-from tidemill.envs.failures import failure_counts
+from tidemill.curves import ENV_FAILURES, LAST_ENV_FAILURE, SideCurves
+from tidemill.envs.failures import failure_counts, last_failure
 from tidemill.envs.interface import VectorStep
 from tidemill.params.stored import OwnFolder
 from tidemill.params.version import Params
@@ -36,6 +36,7 @@ _UNACKNOWLEDGED = Gauge("tidemill_actor_unacknowledged_chunks", "Chunks queued o
 _log = structlog.get_logger()
 
 _RECENT_EPISODES = 100
+_REASON_CHARACTERS = 400
 _FIRST_FAILURE_S = 1.0
 """The first failure of an environment waits no longer for a line of progress: the view warns of it."""
 
@@ -56,10 +57,17 @@ class ActorCurves:
         """
         self._curves, self._env_steps = SideCurves(run, name, is_own), env_steps
 
-    def write(self, scalars: Mapping[str, float], learner_steps: int) -> None:
-        """Write a point; `learner_steps` are the updates behind the parameters that the actor acts with."""
+    def write(self, scalars: Mapping[str, float], learner_steps: int, failure: str = "") -> None:
+        """Write a point.
+
+        Args:
+            scalars: By name.
+            learner_steps: Updates behind the parameters that the actor acts with.
+            failure: Why an environment failed last; empty without a failure.
+        """
         named = {f"actor/{name}": value for name, value in scalars.items()}
-        self._curves.write(named, env_steps=self._env_steps(), learner_steps=learner_steps)
+        texts = {f"actor/{LAST_ENV_FAILURE}": failure} if failure else {}
+        self._curves.write(named, env_steps=self._env_steps(), learner_steps=learner_steps, texts=texts)
 
     def close(self) -> None:
         """Close the files."""
@@ -101,7 +109,7 @@ class ActorMetrics:
         self._returns: collections.deque[float] = collections.deque(maxlen=_RECENT_EPISODES)
         self._env_steps = self._logged_steps = self._episodes = 0
         self._logged_at = time.monotonic()
-        self._has_failed = False
+        self._logged_failures: dict[str, int] = {}
         self._parts = {name: _SECONDS.labels(name) for name in ("act", "step", "write")}
 
     def count(self, step: VectorStep, params_version: int, learner_steps: int = 0) -> None:
@@ -119,22 +127,25 @@ class ActorMetrics:
             _EPISODES.inc()
             _RETURN.observe(episode.episode_return)
             _LENGTH.observe(episode.length)
-        self._log_progress(params_version, learner_steps)
+        failures, elapsed_s = failure_counts(), time.monotonic() - self._logged_at
+        is_first_failure = bool(failures) and not self._logged_failures
+        if elapsed_s >= (min(_FIRST_FAILURE_S, self._log_every_s) if is_first_failure else self._log_every_s):
+            self._log_progress(failures, params_version, learner_steps)
+
+    def finish(self, params_version: int, learner_steps: int = 0) -> None:
+        """Log a last line with what has happened since the one before; of less than a second only new failures."""
+        failures, elapsed_s = failure_counts(), time.monotonic() - self._logged_at
+        if not self._is_past() and (elapsed_s >= _FIRST_FAILURE_S or failures != self._logged_failures):
+            self._log_progress(failures, params_version, learner_steps)
 
     def time(self, **seconds: float) -> None:
         """Add the time one step spent on `act`, `step` and `write`."""
         for part, value in seconds.items():
             self._parts[part].inc(value)
 
-    def _log_progress(self, params_version: int, learner_steps: int) -> None:
+    def _log_progress(self, failures: dict[str, int], params_version: int, learner_steps: int) -> None:
         now = time.monotonic()
-        elapsed_s = now - self._logged_at
-        failures = failure_counts()
-        is_first_failure = bool(failures) and not self._has_failed
-        if elapsed_s < (min(_FIRST_FAILURE_S, self._log_every_s) if is_first_failure else self._log_every_s):
-            return
-        self._has_failed = bool(failures)
-        steps_per_s = (self._env_steps - self._logged_steps) / elapsed_s
+        steps_per_s = (self._env_steps - self._logged_steps) / max(now - self._logged_at, 1e-9)
         mean_return = float(np.mean(self._returns)) if self._returns else None
         _log.info(
             "acting",
@@ -148,8 +159,8 @@ class ActorMetrics:
             scalars = {"env_steps_per_s": steps_per_s, "params_version": params_version}
             mean = {"episode_return": mean_return} if mean_return is not None else {}
             failed = {f"{ENV_FAILURES}{kind}": float(count) for kind, count in failures.items()}
-            self._curves.write(scalars | mean | failed, learner_steps)
-        self._logged_at, self._logged_steps = now, self._env_steps
+            self._curves.write(scalars | mean | failed, learner_steps, last_failure()[:_REASON_CHARACTERS])
+        self._logged_at, self._logged_steps, self._logged_failures = now, self._env_steps, failures
 
 
 class WriterCollector:

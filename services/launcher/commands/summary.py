@@ -26,6 +26,7 @@ from tidemill.services.launcher.run.folder import (
 )
 from tidemill.services.launcher.run.paths import has_log, log_folders
 from tidemill.services.launcher.supervise.supervisor import Outcome
+from tidemill.services.launcher.view.curves import describe_failures, env_failures, last_env_failure
 
 _LIMIT = re.compile(r"run\.(max_\w+) \(([\d,.e+]+)\) reached")
 _FILES = (
@@ -47,7 +48,7 @@ _FILES = (
 def summarise(folder: Path, outcome: Outcome, learner: LearnerStatus | None = None) -> list[str]:
     """Return the closing lines of a run, given the last status of its learner."""
     lines = ["", f"{name_of(folder)}: {outcome.reason}"]
-    result = formats.read_json(folder / "result.json", formats.RESULT)
+    result, steps = formats.read_json(folder / "result.json", formats.RESULT), -1
     if result:
         asked = learner.env_steps if learner is not None else 0
         steps = max(asked, result["env_steps"], result.get("trained_env_steps", 0))  # not of the version evaluated
@@ -57,12 +58,25 @@ def summarise(folder: Path, outcome: Outcome, learner: LearnerStatus | None = No
         lines.append(f"parameters sha256 {digest}")
     if learner is not None and learner.checkpoint_error and (failed := _failed_checkpoint(folder, learner)):
         lines.append(failed)
+    if failed := _failed_environments(folder, has_steps=steps != 0):
+        lines.append(failed)
     lines += ["", f"In {folder}:"]
     lines += [f"  {name:26} {meaning}" for name, meaning in _FILES if _has_content(folder / name)]
     lines += ["", *_next_commands(folder, result)]
     if outcome.exit_code:
         lines.append(f"What went wrong: see {folder / 'logs'}")
     return lines
+
+
+def _failed_environments(folder: Path, *, has_steps: bool) -> str:
+    """Return how often the actors' environments failed, and the last reason; empty if none did and one was stepped."""
+    if failures := describe_failures(env_failures(folder)):
+        reason = last_env_failure(folder)
+        last = f"; the last one: {reason}" if reason else ""
+        return f"Environments of the actors failed ({failures}){last}. See {folder / 'logs'}/actor-*.log"
+    if has_steps or not any((folder / "logs").glob("actor-*.log")):
+        return ""
+    return f"The actors made no step. See {folder / 'logs'}/actor-*.log"
 
 
 def _failed_checkpoint(folder: Path, learner: LearnerStatus) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from tidemill.curves import CLUSTER, CURVES, ENV_FAILURES, EPISODE_RETURN, SideCurves
+from tidemill.curves import CLUSTER, CURVES, ENV_FAILURES, EPISODE_RETURN, LAST_ENV_FAILURE, SideCurves
 from tidemill.replay.table_config import TableDescription
 from tidemill.services.launcher.view.rate_meter import RateMeter
 from tidemill.services.launcher.view.status import ClusterStatus
@@ -37,6 +37,12 @@ def env_failures(run: Path) -> dict[str, dict[str, int]]:
         }
         for actor, line in _acting(run).items()
     }
+
+
+def last_env_failure(run: Path) -> str:
+    """Return why an environment of the actors that act failed last; empty if it is not known."""
+    found = [line for line in _acting(run).values() if f"actor/{LAST_ENV_FAILURE}" in line]
+    return str(max(found, key=lambda line: float(line["time"]))[f"actor/{LAST_ENV_FAILURE}"]) if found else ""
 
 
 def _acting(run: Path) -> dict[str, dict[str, Any]]:

@@ -25,7 +25,7 @@ from tests.support.faulty_envs import FATAL, KIND_OF, SometimesEnv
 from tests.support.naming import naming
 from tests.support.waiting import crowd, wait_until
 from tidemill.config.sections import ActorConfig
-from tidemill.envs import make
+from tidemill.envs import failures, make
 from tidemill.envs.failures import Restarts, failure_counts
 from tidemill.envs.isolated import WorkerPart
 from tidemill.envs.make import make_surviving
@@ -35,7 +35,8 @@ from tidemill.rl.agents.build import build_policy
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.services.actor import __main__ as actor
 from tidemill.services.actor.acting.loop import ActingLoop
-from tidemill.services.actor.acting.metrics import ActorMetrics
+from tidemill.services.actor.acting.metrics import ActorCurves, ActorMetrics
+from tidemill.services.launcher.view.curves import env_failures, last_env_failure
 
 _ENVS = 3
 _MODULE = "tests.support.faulty_envs"
@@ -80,14 +81,16 @@ class _Streams:
         """Do nothing."""
 
 
-def _played(settings: EnvSettings, count: int, *, on_policy: bool = False) -> list[list[dict[str, Any]]]:
+def _played(
+    settings: EnvSettings, count: int, *, on_policy: bool = False, metrics: ActorMetrics | None = None
+) -> list[list[dict[str, Any]]]:
     """Return the rows of each stream after so many steps."""
     streams, params = _Streams(count), _Params()
     with closing(make_surviving(settings, _ENVS, waits=on_policy, stop=streams.stop)) as env:
         config = DQNConfig(network="mlp", hidden_sizes=(8,), exploration="schedule")
         stand_ins: tuple[Any, Any] = params, streams
         policy = build_policy(config, env.spec)
-        loop = ActingLoop(env, policy, *stand_ins, ActorMetrics(1e9), lambda: None, holds=not on_policy)
+        loop = ActingLoop(env, policy, *stand_ins, metrics or ActorMetrics(1e9), lambda: None, holds=not on_policy)
         loop.run(0, streams.stop)
     return streams.rows
 
@@ -277,6 +280,17 @@ def test_environment_that_cannot_be_made_again_ends_the_actor(tmp_path: Any) -> 
     with pytest.raises(EnvFailed, match=naming("RuntimeError: no licence left 7")) as raised:
         _played(settings, 10)
     assert raised.value.is_final
+
+
+def test_actor_that_cannot_step_tells_of_it_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may never count a step; the launcher reads its last point."""
+    monkeypatch.setattr(failures, "_counts", dict.fromkeys(failures.KINDS, 0))
+    curves = ActorCurves(tmp_path, "actor-0", lambda: 0)
+    settings = EnvSettings(f"{_MODULE}:UnmakeableEnv", {"folder": str(tmp_path), "most": _ENVS}, restart_backoff_s=0.0)
+    with closing(curves), pytest.raises(EnvFailed):
+        _played(settings, 10, metrics=ActorMetrics(1e9, curves))
+    assert env_failures(tmp_path)["actor-0"]["raised"] >= 1
+    assert "no licence left" in last_env_failure(tmp_path)
 
 
 def test_close_that_fails_as_well_does_not_hide_the_failure() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ import yaml
 from tidemill.config.load import load_config
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import EvaluatorSettings
+from tidemill.curves import ENV_FAILURES, SideCurves
 from tidemill.envs.settings import EnvSettings
 from tidemill.learner.status import LearnerStatus
 from tidemill.programs.result import RunResult
@@ -134,6 +137,35 @@ def test_summary_says_that_the_last_checkpoint_failed(tmp_path: Path) -> None:
     assert "checkpoint failed" not in said()
     learner = replace(learner, checkpoint_steps=4_558)
     assert f"{failed}the previous one, of step 4,558." in said()
+
+
+def test_summary_says_that_environments_failed_and_why(tmp_path: Path) -> None:
+    """Counts of all actors, and the reason of the newest."""
+    for actor, time_s, kinds in (("actor-0", 9.0, {"raised": 3.0}), ("actor-1", 5.0, {"hung": 2.0, "raised": 1.0})):
+        curves = SideCurves(tmp_path, actor)
+        scalars = {f"actor/{ENV_FAILURES}{kind}": count for kind, count in kinds.items()}
+        texts = {"actor/last_env_failure": f"the simulator of {actor} broke"}
+        with mock.patch("time.time", return_value=time_s):
+            curves.write(scalars, env_steps=0, learner_steps=0, texts=texts)
+        curves.close()
+    said = summarise(tmp_path, Outcome(0, "finished"))
+    failed = "Environments of the actors failed (2 hung, 4 raised); the last one: the simulator of actor-0 broke. See "
+    assert f"{failed}{tmp_path / 'logs'}/actor-*.log" in list(takewhile(bool, said[1:]))  # also in the quiet view
+
+
+def test_summary_says_that_actors_made_no_step(tmp_path: Path) -> None:
+    """A first step that takes the whole run has not failed. A run without actors has nobody to make one."""
+
+    def said(env_steps: int) -> str:
+        result = {"solved": False, "wall_s": 1.0, "env_steps": env_steps, "reason": "run.max_wall_s (1) reached"}
+        (tmp_path / "result.json").write_text(json.dumps(result))
+        return "\n".join(summarise(tmp_path, Outcome(0, "finished")))
+
+    assert "no step" not in said(0)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "actor-0.log").touch()
+    assert f"The actors made no step. See {tmp_path / 'logs'}/actor-*.log" in said(0)
+    assert "no step" not in said(1)
 
 
 def test_summary_of_a_failed_run_points_at_the_logs(tmp_path: Path) -> None:
