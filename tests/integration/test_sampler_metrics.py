@@ -49,6 +49,34 @@ def test_reopened_sample_streams_are_counted(servers: int) -> None:
             next(dataset)
 
 
+def _fates(collector: SamplerCollector) -> list[float]:
+    """Return the priorities that were dropped by shards, and those whose item had left its shard."""
+    samples = [sample for metric in collector.collect() for sample in metric.samples]
+    names = ("_shard_priorities_dropped_total", "_shard_unknown_keys_total")
+    return [sample.value for name in names for sample in samples if sample.name.endswith(name)]
+
+
+def test_lost_priorities_of_shards_are_those_of_the_first_table() -> None:
+    """Where the items of a source have left it, no number of the run's own table changes."""
+    with ExitStack() as stack:
+        addresses = [stack.enter_context(local_server()).address for _ in range(2)]
+        clients = [stack.enter_context(ReplayClient(address)) for address in addresses]
+        for address, client in zip(addresses, clients, strict=True):
+            for name in ("t", "other"):
+                client.create_table(shard_config(make_config(name), 2))
+                with open_appender(address, f"of-{name}", tables=(name,)) as appender:
+                    write(appender, range(8))
+                    assert appender.flush(WAIT_S)
+        tables = {"t": 0.5, "other": 0.5}
+        dataset = stack.enter_context(ReplayDataset(addresses, tables, batch_size=4, timeout_s=WAIT_S))
+        collector = SamplerCollector(dataset)
+        batch = next(dataset)
+        assert sum(client.reset_table("other") for client in clients) == 16
+        dataset.update_priorities(batch, [1.0] * 4)
+        wait_until(lambda: dataset.unknown_keys == 2, "the priorities of the source to be answered")
+        assert _fates(collector) == [0.0, 0.0]
+
+
 def test_metrics_of_shards_are_those_of_the_first_table() -> None:
     """A second table on the same servers, one of which has no part of it, changes no number of a shard."""
     own, other = make_config(), make_config("other")

@@ -268,11 +268,11 @@ class SamplerCollector:
         for report in reports:
             samples.add_metric((report.name,), report.samples)
         yield samples
-        by_shards = self._dataset.priorities_dropped - self._dataset.priorities.dropped
-        dropped = "New priorities that were not delivered, because their shard was unavailable or slow."
-        yield CounterMetricFamily(f"{_PREFIX}_shard_priorities_dropped", dropped, value=by_shards)
-        unknown = "New priorities whose item had left its shard."
-        yield CounterMetricFamily(f"{_PREFIX}_shard_unknown_keys", unknown, value=self._dataset.unknown_keys)
+        dropped, unknown = self._dataset.lost_priorities(0)
+        about = "New priorities that were not delivered, because their shard was unavailable or slow."
+        yield CounterMetricFamily(f"{_PREFIX}_shard_priorities_dropped", about, value=dropped)
+        about = "New priorities whose item had left its shard."
+        yield CounterMetricFamily(f"{_PREFIX}_shard_unknown_keys", about, value=unknown)
 
 
 def watch_gpu(device: torch.device) -> None:

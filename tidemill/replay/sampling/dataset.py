@@ -386,6 +386,18 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
         """Priorities delivered to one of several servers after their item had left it."""
         return sum(opened.source.unknown_keys for opened in self._opened)
 
+    def lost_priorities(self, table: int) -> tuple[int, int]:
+        """Return the number of priorities that were lost on the way to the servers of one table.
+
+        Args:
+            table: Number of the table, 0 for the first.
+
+        Returns:
+            Those that its servers did not take, and those whose item had left one of several servers.
+        """
+        source = self._opened[table].source
+        return source.priorities_dropped, source.unknown_keys
+
     @property
     def corrupt_items(self) -> int:
         """Items that could not be decoded: replaced by others of their sample, and removed from the table."""
