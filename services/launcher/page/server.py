@@ -23,7 +23,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib import resources
 from pathlib import Path
 from socketserver import TCPServer
-from typing import Any
+from typing import Any, BinaryIO
 
 from tidemill.errors import ConfigError, InvalidArgument, TidemillError
 from tidemill.rpc.addresses import listening_at
@@ -168,6 +168,8 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 raise _Refused(404, "there is no such page")
 
+    do_HEAD = do_GET  # without the body, see `_send`
+
     def do_POST(self) -> None:
         """Carry out the verb of a button."""
         with self._refusals():
@@ -229,7 +231,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        self._send(io.BytesIO(body), len(body))
 
     def _answer_file(self, file: Path, content_type: str) -> None:
         """Answer with a file, or with the range of it that a video player asks for."""
@@ -248,7 +250,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
             self.end_headers()
             content.seek(first)
-            self._copy(content, last + 1 - first)
+            self._send(content, last + 1 - first)
 
     def _range(self, size: int) -> tuple[int, int]:
         """Return the first and last byte that are asked for."""
@@ -261,7 +263,10 @@ class _Handler(BaseHTTPRequestHandler):
                 return first, min(last, first + 8 * _BLOCK_BYTES)
         raise _Refused(416, "there is no such range")
 
-    def _copy(self, content: io.BufferedReader, count: int) -> None:
+    def _send(self, content: BinaryIO, count: int) -> None:
+        """Send the body of an answer, which a HEAD request does not get."""
+        if self.command == "HEAD":
+            return
         end_s = time.monotonic() + SEND_S
         while count > 0 and (block := content.read(min(count, _BLOCK_BYTES))):
             self.connection.settimeout(max(end_s - time.monotonic(), 1e-3))

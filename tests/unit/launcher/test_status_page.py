@@ -241,6 +241,18 @@ def _drip(client: socket.socket, request: bytes) -> None:
         time.sleep(_READ_S / 10)
 
 
+@pytest.mark.parametrize("path", ["/", "/status.json", "/video.mp4", "/none"])
+def test_head_is_answered_as_get_without_a_body(page: StatusPage, path: str) -> None:
+    """As `curl -I` asks."""
+    status, headers, _ = _ask(page, "GET", path)
+    with socket.create_connection(("127.0.0.1", page.port), timeout=20) as client:
+        client.sendall(f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        answer = _until_closed(client)
+    assert answer.startswith(f"HTTP/1.0 {status} ".encode())
+    assert f"Content-Length: {headers['Content-Length']}\r\n".encode() in answer
+    assert answer.endswith(b"\r\n\r\n")
+
+
 def test_slow_client_is_cut_off(page: StatusPage) -> None:
     """A byte now and then does not keep a connection open beyond the bound."""
     started = time.monotonic()
