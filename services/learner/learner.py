@@ -26,7 +26,7 @@ from tidemill.devices import flush_denormals, use_device
 from tidemill.envs.goals import goal_rewards
 from tidemill.envs.recorded_spec import record_spec
 from tidemill.envs.watch import watched_spec
-from tidemill.errors import FatalError, Unavailable
+from tidemill.errors import FatalError, GpuLost, GpuUnusable, Unavailable
 from tidemill.learner.status import LearnerState
 from tidemill.near_processors import use_near_processors
 from tidemill.params.client import ParamsClient
@@ -51,6 +51,7 @@ from tidemill.services.learner.data.device import learner_device, torch_threads
 from tidemill.services.learner.data.table import create_tables
 from tidemill.services.learner.data.table_watch import TableWatch
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo, StepVote, joined_group
+from tidemill.services.learner.ended import marks
 from tidemill.services.learner.lock_step.pace import LockStepPace
 from tidemill.services.learner.publishing import PolicyPublisher
 from tidemill.services.learner.rollback import PUBLISH_S, Rollback
@@ -127,7 +128,15 @@ class Learner:
         """
         if self._control.paused:
             _log.warning("paused, as before the restart; `tidemill ctl resume` continues")
-        learning, is_left = self._build(), False
+        try:
+            learning, is_left = self._build(), False
+        except (GpuLost, GpuUnusable):
+            is_over, has_diverged = marks(self._config) if self._rank.size == 1 else (False, False)
+            if not is_over:
+                raise
+            _log.info(HAS_DIVERGED if has_diverged else IS_OVER)
+            self._control.close()
+            return
         try:
             with gpus.full_gpu_explained(), ExitStack() as stack:  # also of what other threads raise here
                 if self._services_are_ready() and not self._run_is_over(stack):

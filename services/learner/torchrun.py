@@ -74,10 +74,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if {"-h", "--help"} & set(words[:1]):
             print(__doc__)  # torch's own help follows
         options = parse_args([*_options_of_one_machine(words), *words[2:]] if one_machine else words)
-        config = _config_of(options)
+        config, program = _config_of(options), (ENDED_LEARNER, *options.training_script_args)
+        # Machines that have ended the run do not come to meet this one, whose GPUs may be gone by now.
+        is_over, has_diverged = marks(config)
+        if is_over:
+            print(f"learner: {HAS_DIVERGED if has_diverged else IS_OVER}", file=sys.stderr)
+            return exit_or_idle(program, config.run, is_over=True, has_diverged=has_diverged)
         with gpus.retried_if_lost(config.run.folder):
             options.nproc_per_node = rank_count(options.nproc_per_node, least=int(one_machine))
-        learner_arguments = list(options.training_script_args)
         if one_machine:
             RankInfo(0, int(options.nproc_per_node)).local_batch_size(config)
         options.training_script, options.training_script_args = _CHILD, [_LEARNER, *options.training_script_args]
@@ -89,14 +93,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             arguments = (signal_event(number), interrupted, forks)
             threading.Thread(target=_end_without_ranks, args=arguments, daemon=True).start()
-        was_over, has_diverged = marks(config)  # machines that have ended the run do not come to meet this one
-        if was_over:
-            print(f"learner: {HAS_DIVERGED if has_diverged else IS_OVER}", file=sys.stderr)
-        is_over = was_over or run_agent(options, words, environ, forks)
+        is_over = run_agent(options, words, environ, forks)
         if not is_over and config.run.supervisor != "engine":
             check_saved()
         has_diverged = is_over and marks(config)[1]
-        program = (ENDED_LEARNER, *learner_arguments)
         return exit_or_idle(program, config.run, is_over=is_over, has_diverged=has_diverged)
 
     return run("learner", body)

@@ -7,6 +7,7 @@ import io
 import logging
 import re
 import signal
+import threading
 import weakref
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,9 +24,16 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
 from tests.support.naming import naming
-from tidemill.errors import ConfigError, FatalError, Unavailable
+from tidemill.config.load import write_document
+from tidemill.config.run import RunSettings
+from tidemill.config.sections import LearnerConfig
+from tidemill.config.services import LearnerSettings
+from tidemill.errors import ConfigError, FatalError, GpuLost, Unavailable
+from tidemill.params.run_end import HAS_DIVERGED, IS_OVER
 from tidemill.process import GPU_LOST
-from tidemill.services.learner import torchrun
+from tidemill.programs.idle import DIVERGED
+from tidemill.services.learner import learner, torchrun
+from tidemill.services.learner.learner import Learner
 from tidemill.services.learner.torchrun import check_saved, rank_count, run_agent
 
 
@@ -80,6 +88,30 @@ def test_run_that_has_trained_is_tried_again_when_its_gpus_cannot_be_counted(
     first, second = capsys.readouterr().err.splitlines()
     assert first == second
     assert re.search(naming("none 8 GPUs" if listed else "no GPU"), first)
+
+
+@pytest.mark.parametrize("has_diverged", [False, True])
+def test_machine_without_gpus_ends_like_the_others_where_the_run_is_over(
+    has_diverged: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There is nothing to train, whatever GPUs are left; also one learner without torchrun."""
+    config = LearnerConfig(
+        run=RunSettings(root=str(tmp_path), supervisor="job"), learner=LearnerSettings(device="cuda")
+    )
+    (config.run.folder / "checkpoints").mkdir(parents=True)
+    write_document(config, tmp_path / "config.yaml")
+    words = (*_SEVERAL, "--config", str(tmp_path / "config.yaml"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    marks = Mock(return_value=(False, False))
+    for module in (torchrun, learner):
+        monkeypatch.setattr(module, "marks", marks)
+    with pytest.raises(GpuLost):
+        Learner(config, threading.Event()).run(Mock())
+    assert torchrun.main(words) == GPU_LOST
+    marks.return_value = (True, has_diverged)
+    Learner(config, threading.Event()).run(Mock())
+    assert torchrun.main(words) == (DIVERGED if has_diverged else 0)
+    assert capsys.readouterr().err.endswith(f"learner: {HAS_DIVERGED if has_diverged else IS_OVER}\n")
 
 
 def test_rendezvous_outlives_ranks_that_were_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
