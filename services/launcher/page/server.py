@@ -168,7 +168,9 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 raise _Refused(404, "there is no such page")
 
-    do_HEAD = do_GET  # without the body, see `_send`
+    def do_HEAD(self) -> None:
+        """Answer as a GET request, without the body."""
+        self.do_GET()
 
     def do_POST(self) -> None:
         """Carry out the verb of a button."""
