@@ -41,6 +41,7 @@ MAX_CHUNK_LENGTH = 1024
 MAX_APPEND_TABLES = 16
 _CHANGEABLE = ("max_items", "max_bytes", "rate_limiter", "max_times_sampled")
 _SLOTS_AT_ONCE = 2**14  # between two of them others get their turn
+_NAMED = 8  # actors that an error names at most
 _NO_SLOTS: Ints = np.empty(0, dtype=np.int64)
 _ACTOR_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
@@ -227,6 +228,8 @@ class ReplayState:
             raise InvalidArgument(f"env_index is {env_index}, must come with an actor_id")
         youngest, oldest = table.ages_of(min_age, None, since_s, until_s)
         written = self.streams.of_actor(actor_id, env_index) if actor_id else None
+        if actor_id and not written:
+            yield from self._refuse_actor(table, actor_id)
         items, moves, inserted, start = table.items, table.items.moves, table.items.inserted, 0
         while not start or start < items.used:
             slots = items.held(start, _SLOTS_AT_ONCE)
@@ -244,6 +247,23 @@ class ReplayState:
             start += _SLOTS_AT_ONCE
             if (table.items, table.items.moves) != (items, moves):  # some may be where it has looked already
                 items, moves, start = table.items, table.items.moves, 0
+
+    def _refuse_actor(self, table: Table, actor_id: str) -> Iterator[int]:
+        """Raise NotFound for an actor without streams, naming those who wrote a table's items; looks part by part."""
+        known, start = self.streams.known, 0
+        found: set[int] = set()
+        while start < table.items.used:
+            chunks = table.items.first_chunks[table.items.held(start, _SLOTS_AT_ONCE)]
+            found.update(places_of(table.store.streams_of(chunks.astype(np.int64)), known).tolist())
+            yield 0
+            table.check_there()
+            start += _SLOTS_AT_ONCE
+        names = sorted({known[place].actor_id for place in found if place >= 0})
+        listed = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        raise NotFound(
+            f"no streams of actor_id {actor_id!r}; actors with items in {table.config.name!r}: {listed or 'none'}",
+            reason=Reason.UNKNOWN_ACTOR,
+        )
 
     def add_table(self, config: TableConfig, number: int) -> Table:
         """Create an empty table under the number a log has for it.

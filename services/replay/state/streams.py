@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, Reason, ResourceExhausted
+from tidemill.errors import FailedPrecondition, InvalidArgument, Reason, ResourceExhausted
 from tidemill.services.replay.chunks.store import NONE, ChunkStore
 
 EPOCH_RANDOM_BITS = 20
@@ -16,7 +16,6 @@ EPOCH_RANDOM_BITS = 20
 _STREAM_BYTES = 256  # of a stream's object and numbers, rounded up
 _EPOCH_BYTES = 1024
 _FIRST_TIDY = 64
-_NAMED = 8  # actors that an error names at most
 
 
 @dataclass(slots=True)
@@ -226,19 +225,10 @@ class StreamRegistry:
         """Return the streams that are or were an actor's, or those of one of its environments, in order.
 
         Raises:
-            NotFound: No stream of the actor is known.
             InvalidArgument: It never had such an environment.
         """
-        known = self.known
-        mine = [one for one in known if one.actor_id == actor_id]
-        if not mine:
-            names = sorted({one.actor_id for one in known})
-            listed = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
-            raise NotFound(
-                f"no streams of actor_id {actor_id!r}; known actors: {listed or 'none'}",
-                reason=Reason.UNKNOWN_ACTOR,
-            )
-        if env_index is None:
+        mine = [one for one in self.known if one.actor_id == actor_id]
+        if env_index is None or not mine:
             return mine
         most = max(one.count for one in mine)
         if env_index >= most:

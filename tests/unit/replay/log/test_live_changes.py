@@ -12,7 +12,15 @@ import pytest
 from numpy.typing import DTypeLike, NDArray
 
 from tests.support.naming import because, naming
-from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams, steps_of
+from tests.support.replay_streams import (
+    append,
+    make_chunk,
+    make_config,
+    make_items,
+    make_replay,
+    open_streams,
+    steps_of,
+)
 from tests.unit.replay.logs import Log, open_log, sample_all
 from tidemill.errors import AlreadyExists, InvalidArgument, NotFound, Reason, ResourceExhausted
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableUpdate
@@ -230,6 +238,17 @@ def test_items_are_deleted_by_writer_and_by_age(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=naming("actor_id '' min_age 0")):
         sum(log.replay.delete_matching(table, "", None, 0))
     log.crash()
+
+
+def test_refused_actor_is_told_with_those_of_the_table_that_is_meant() -> None:
+    """Not those of another table of the same server, whose steps have the same columns."""
+    replay = make_replay(make_config("t"), make_config("other"))
+    for actor, table in (("a", "t"), ("b", "other"), ("c", "t")):
+        session = open_streams(replay, actor, tables=(table,))
+        append(replay, session, [make_chunk(session.epoch.number, 0, 0, 4)], [make_items(0, [(0, 3, 1)])])
+    with pytest.raises(NotFound, match=naming("actor_id 'A'", "'t': a, c")) as refused:
+        sum(replay.delete_matching(replay.find("t"), "A", None, 0))
+    assert "b" not in str(refused.value).split("'t': ")[1]
 
 
 @pytest.mark.parametrize("resized", [False, True], ids=["as it is", "resized meanwhile"])
