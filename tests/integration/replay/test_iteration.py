@@ -299,6 +299,35 @@ def test_smaller_batch_comes_after_others_and_after_a_lost_connection(server: Lo
         assert _awaited(dataset) == [5]
 
 
+def test_smaller_batch_is_asked_for_without_a_connection(server: LocalServer) -> None:
+    """The request waits for one: for the first, for the next after a loss, and where its answer was lost."""
+    table = steps_table()
+    with Proxy(server.address) as proxy, ExitStack() as stack:
+        _write(server.address, table, range(3))
+        with proxy.refusing():
+            sampler = ReplaySampler(proxy.address, table, 8, allow_smaller=True, create=True)
+            stack.enter_context(closing(sampler))
+            sampler.ask_smaller()
+        assert _size_of(sampler) == 3
+        _write(server.address, table, range(3, 5))
+        before = proxy.refused
+        with proxy.refusing():
+            wait_until(lambda: proxy.refused > before, "the loss to be noticed")
+            sampler.ask_smaller()
+        assert _size_of(sampler) == 2
+        _write(server.address, table, range(5, 6))
+        with proxy.without_answers():
+            sampler.ask_smaller()
+            wait_until(lambda: not server.replay.find("t").size, "the item to be sent")
+        assert _size_of(sampler) == 1
+
+
+def _size_of(sampler: ReplaySampler) -> int:
+    batch = sampler.take(WAIT_S)
+    assert batch is not None, "no batch"
+    return len(batch.keys)
+
+
 def test_smaller_batches_are_asked_for_at_any_moment(tmp_path: Path) -> None:
     """While a whole one may just be drawn: each item comes once, in order, and no call is left waiting."""
     table = steps_table()

@@ -162,7 +162,7 @@ class SampleStream:
         self._underway: list[PendingBatch] = []
         self._ready: deque[PendingBatch] = deque()
         self._lent: dict[PendingBatch, Lease] = {}
-        self._reconnects, self._was_found = 0, False  # was_found: the table, on any server
+        self._reconnects, self._was_found, self._wants_smaller = 0, False, False  # found: the table, on any server
         self._missing_at_s: float | None = None  # when a server first lacked it, with none listed that had it
         self._error: BaseException | None = None
         self._closed = threading.Event()
@@ -229,13 +229,16 @@ class SampleStream:
         shard.call.cut()
 
     def ask_smaller(self) -> None:
-        """Ask that the next batch be as large as the table can make it now; batches of several servers are whole."""
+        """Ask that the next batch be as large as the table can make it now; batches of several servers are whole.
+
+        Where the server is away, or goes before it has sent a batch, it is asked once it is there again.
+        """
         with self._changed:
             if self._one is not None and not self._ready:
+                self._wants_smaller = True
                 (shard,) = self._shards.values()
                 if shard.connected:
-                    shard.next_request.smaller = True
-                    shard.next_request.smaller_after = shard.newest
+                    shard.ask_smaller()
                     shard.send()
 
     def client_of(self, incarnation: int) -> ReplayClient | None:
@@ -345,6 +348,8 @@ class SampleStream:
                 call.draw_by(seed=seed, epoch=self._epoch)
                 shard.live = True
                 self._planner.join(call.name)
+                if self._wants_smaller:
+                    shard.ask_smaller()
             else:
                 look = Draw(call.name, 0, 0)
                 shard.asked.append((look, None))
@@ -370,6 +375,7 @@ class SampleStream:
                 _log.info("sampling from a replay shard", shard=call.name, address=shard.address)
             self._planner.answered(draw, batch.table_items, batch.total_weight, batch.limiter_diff)
             if pending is not None:
+                self._wants_smaller = False
                 self._take_part(pending, draw, shard.incarnation, batch)
             self._advance()
 

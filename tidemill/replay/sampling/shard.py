@@ -53,6 +53,11 @@ class Shard:
             self.request = pb.SampleRequest()
         return self.request
 
+    def ask_smaller(self) -> None:
+        """Add that the next batch may be smaller."""
+        self.next_request.smaller = True
+        self.next_request.smaller_after = self.newest
+
     def send(self) -> None:
         """Send what is to be sent, if there is something."""
         request, self.request = self.request, None
