@@ -133,14 +133,14 @@ def test_runs_that_share_a_replay_service_count_their_own_decisions(tmp_path: Pa
         assert 600 <= result["env_steps"] < 900  # until the learner looks again
 
 
-def test_sweep_whose_runs_all_fail_ends(tmp_path: Path) -> None:
-    """After three, with the folder of their logs."""
+def test_sweep_whose_runs_would_all_be_refused_starts_none(tmp_path: Path) -> None:
+    """The reason is printed, and no folder is left."""
     space = {"env.kwargs": [{"no_such_argument": number} for number in range(5)]}
     _write(tmp_path, method="grid", space=space)
     with launched("sweep", "sizes.yaml", "--out", "here", cwd=tmp_path) as sweep:
-        assert sweep.wait() == 1
-    assert "the first 3 runs failed; see here/trial-0000" in sweep.output
-    assert "no_such_argument" in (tmp_path / "here" / "trial-0000" / "seed-1.log").read_text()
+        assert sweep.wait() == 2
+    assert "no_such_argument" in sweep.output
+    assert not (tmp_path / "here").exists()
 
 
 def test_folder_of_another_sweep_is_left_alone(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from tidemill.services.tools.sweep.journal import Journal, Trial
 from tidemill.services.tools.sweep.plan import Sweep, read_sweep
 from tidemill.services.tools.sweep.propose import check_method, propose
 from tidemill.services.tools.sweep.report import draw_results, table, write_results
-from tidemill.services.tools.sweep.runs import Run, fork_client, run_folder, run_name, score_of, start, stop
+from tidemill.services.tools.sweep.runs import Run, check_runs, fork_client, run_folder, run_name, score_of, start, stop
 from tidemill.services.tools.sweep.shared_replay import SharedReplay
 from tidemill.settings.argument_parser import ArgumentParser
 
@@ -77,6 +77,8 @@ def sweep(argv: Sequence[str]) -> int:
     folder = arguments.out or Path("sweeps") / arguments.file.stem
     plan = read_sweep(arguments.file, kept_base_of(folder, arguments.file))
     check_method(plan)
+    if not is_there(folder / "sweep.yaml"):
+        check_runs(plan)
     survive_without_output()  # nothing that a person looks at may end the runs
     with _locked(folder):
         journal = journal_of(folder, plan)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from tidemill.config.addresses import check_addresses
 from tidemill.config.algorithm_defaults import merged
 from tidemill.config.load import by_names, by_sections, load_config, read_document
 from tidemill.config.presets import FOLDER, find_config
@@ -70,6 +71,11 @@ class Sweep:
     document: Mapping[str, Any]
 
     @property
+    def ends(self) -> list[dict[str, Any]]:
+        """Values at both ends of the space."""
+        return [{each.name: each.values[index] for each in self.space} for index in (0, -1)]
+
+    @property
     def trial_count(self) -> int:
         """How many trials there will be."""
         return sum(1 for _ in grid(self.space)) if self.settings.method == "grid" else self.settings.trials
@@ -119,14 +125,22 @@ def _check_configs(sweep: Sweep) -> None:
     if sweep.settings.share_replay:
         _check_shared(sweep, named, varied)
     is_one_of_many = not sweep.settings.share_replay and sweep.trial_count * len(sweep.settings.seeds) > 1
-    ends = [{each.name: each.values[index] for each in sweep.space} for index in (0, -1)]
-    for values in grid(sweep.space) if sweep.settings.method == "grid" else ends:
-        config = load_config(sweep.config(values))
+    for values in grid(sweep.space) if sweep.settings.method == "grid" else sweep.ends:
+        config = load_config(document := sweep.config(values))
+        launcher = replace(config.launcher, replay=config.launcher.replay and not sweep.settings.share_replay)
+        config = replace(config, launcher=launcher)
+        check_addresses(config, by_names(document))
         run, folder = config.run, config.replay.storage.folder
         if folder and "{run}" not in folder and config.launcher.replay and is_one_of_many:
             raise ConfigError(
                 f"replay.storage.folder is {folder!r}, where every run would find the experience of those before it: "
                 "leave it out, or name a folder for each by {run}, such as '{run}/replay'"
+            )
+        has_writers = launcher.actors or config.inference.simulators
+        if not launcher.replay and is_one_of_many and has_writers and "table.name" not in varied:
+            raise ConfigError(
+                f"launcher.replay is false and table.name is {config.table.name!r}, where every run would find the "
+                "experience of those before it: set share_replay in place of launcher.replay"
             )
         if sweep.settings.parallel > 1:
             _check_ports(config, sweep.settings)
@@ -136,11 +150,10 @@ def _check_configs(sweep: Sweep) -> None:
 
 def _check_ports(config: RunConfig, settings: SweepSettings) -> None:
     """Raise a `ConfigError` if services of simultaneous runs would listen at one address."""
-    launcher = replace(config.launcher, replay=config.launcher.replay and not settings.share_replay)
     refuse(
         f"{setting} is {address!r}, which simultaneous runs cannot share (parallel is {settings.parallel}): "
         + ("set port 0 in `settings`, or parallel to 1" if takes_any_port else "set parallel to 1")
-        for setting, address, takes_any_port in fixed_addresses(replace(config, launcher=launcher))
+        for setting, address, takes_any_port in fixed_addresses(config)
     )
 
 

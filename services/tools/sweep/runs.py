@@ -12,16 +12,22 @@ from typing import Any
 
 from tidemill import formats, linux
 from tidemill.atomic_files import write_atomically
+from tidemill.config.load import load_config
 from tidemill.config.services import LOGGERS_STOP_S
 from tidemill.config.yaml_text import written
+from tidemill.errors import ConfigError
 from tidemill.params.run_end import RESULT, read_divergence
 from tidemill.parent import PARENT_VARIABLE
 from tidemill.programs.fork_client import DRAWING, ForkClient, Program, started, wait_or_kill
 from tidemill.programs.fork_server import Order
 from tidemill.scores import read_scores
+from tidemill.services.launcher.commands.train import check_settings
 from tidemill.services.launcher.run.folder import has_trained
+from tidemill.services.launcher.run.free_ports import check_free_ports
 from tidemill.services.launcher.supervise.child import DEFAULTS
 from tidemill.services.tools.sweep.journal import Trial
+from tidemill.services.tools.sweep.plan import Sweep
+from tidemill.services.tools.sweep.propose import propose
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,25 @@ def fork_client(config: Mapping[str, Any]) -> ForkClient | None:
     """Return the fork server for runs and their services; None if the base config disables it."""
     wanted = linux.CAN_FORK and (config.get("launcher") or {}).get("fork_services", True)
     return ForkClient(DEFAULTS | os.environ, DRAWING) if wanted else None
+
+
+def check_runs(sweep: Sweep) -> None:
+    """Check, before the first run, that at least one would be started: the first, or one at an end of the space.
+
+    Raises:
+        ConfigError: Why the first would be refused. What only some values are refused for fails their trials alone.
+    """
+    refusals: list[ConfigError] = []
+    for values in (propose(sweep, ()), *sweep.ends):
+        try:
+            config = load_config(sweep.config(values))
+            check_free_ports(config)
+            check_settings(config, None)
+        except ConfigError as error:
+            refusals.append(error)
+        else:
+            return
+    raise refusals[0]
 
 
 def start(

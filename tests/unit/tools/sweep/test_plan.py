@@ -67,6 +67,17 @@ def test_grid_has_as_many_trials_as_combinations(tmp_path: Path) -> None:
         ({"seeds": [2**63]}, "seeds 0"),
         ({"seed": -1}, "seed -1 0"),
         ({"settings": {"run.max_wall_s": 9, "replay.storage.folder": "/log"}}, "replay.storage.folder '/log' {run}"),
+        ({"settings": _END | {"cluster.replay": ["box:7401"]}}, "cluster.replay 'box:7401' --launcher.replay"),
+        ({"settings": _END | {"cluster.replay": ["127.0.0.1:7401"]}}, "cluster.replay '127.0.0.1:7401' --launcher"),
+        ({"settings": _END | {"replay.server.address": "127.0.0.1:7401"}}, "replay.server.address '127.0.0.1:7401'"),
+        (
+            {"share_replay": True, "settings": _END | {"learner.server.address": "127.0.0.1:7403"}},
+            "learner.server.address '127.0.0.1:7403'",
+        ),
+        (
+            {"settings": _END | {"launcher.replay": False, "cluster.replay": ["box:7401"]}},
+            "launcher.replay table.name 'replay' share_replay",
+        ),
         ({"space": {"agent.learning_rat": [1]}}, "'agent.learning_rat'"),
         ({"space": {"agent.gamma": {"uniform": [0.9, 1.5]}}}, "gamma 1.5"),
         ({"space": {"agent.n_step": [1, 0, 2]}, "method": "grid"}, "n_step 0"),

@@ -17,10 +17,11 @@ import yaml
 
 from tests.support.naming import naming
 from tests.support.small_run import small_run
+from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.params.run_end import note_divergence
 from tidemill.scores import COLUMNS, Score
-from tidemill.services.tools.sweep import command
+from tidemill.services.tools.sweep import command, runs
 from tidemill.services.tools.sweep.command import sweep
 from tidemill.services.tools.sweep.journal import Trial
 from tidemill.services.tools.sweep.runs import Run, run_folder, score_of, stop
@@ -35,6 +36,7 @@ def _swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "_POLL_S", 0.0)
     monkeypatch.setattr(command, "fork_client", lambda _: None)
+    monkeypatch.setattr(runs, "check_settings", lambda *_: None)
     Path("base.yaml").write_text(yaml.safe_dump(small_run()))
 
     def run(
@@ -223,6 +225,26 @@ def test_shared_table_of_a_run_that_ended_unnoticed_is_emptied_once_the_service_
     shared.empty.side_effect = [False, True, True]
     assert swept(1, [1], fails=lambda *_: False, share_replay=True) == (0, [])
     assert shared.empty.call_args_list == [_FIRST] * 3
+
+
+def test_sweep_each_of_whose_runs_would_be_refused_starts_none(
+    swept: Callable[..., tuple[int, Runs]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It leaves no folder, so that the base can be changed. Values that are refused alone fail their own trials."""
+    refused = {1, 2}
+
+    def check_settings(config: RunConfig, _: None) -> None:
+        if (n_step := getattr(config.agent, "n_step", 0)) in refused:
+            raise ConfigError(f"agent.n_step is {n_step}")
+
+    monkeypatch.setattr(runs, "check_settings", check_settings)
+    with pytest.raises(ConfigError, match=naming("agent.n_step 1")):
+        swept(2, [1], fails=lambda *_: False)
+    assert not (tmp_path / "sweeps").exists()
+    refused.remove(2)
+    assert swept(2, [1], fails=lambda *_: False) == (0, [(0, 1), (1, 1)])
+    refused.add(2)  # one that has begun is continued
+    assert swept(2, [1], fails=lambda *_: False) == (0, [])
 
 
 def test_folder_that_cannot_be_written_to_is_told(swept: Callable[..., tuple[int, Runs]]) -> None:
