@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import structlog
+
 from tidemill import formats
 from tidemill.atomic_files import write_atomically
 from tidemill.bundle.files import CONFIG, name_beyond_sweep, portable_settings
@@ -26,8 +28,8 @@ from tidemill.tensorboard_writer import TensorboardWriter
 SESSION_VARIABLE = "TIDEMILL_SESSION_START_S"
 """Environment variable with the launcher's start time of the processes, on the monotonic clock."""
 
-
 _SAVE_EVERY_S = 10.0
+_log = structlog.get_logger()
 
 
 class WallClock:
@@ -167,8 +169,11 @@ class RunLogs:
         return self._episodes.next_confirmation_seed
 
     def close(self) -> None:
-        """Save the clock."""
-        self.clock.save()
+        """Save the clock, if the disk takes it: everything else is written."""
+        try:
+            self.clock.save()
+        except OSError as error:
+            _log.warning("training time not saved", reason=str(error))
 
     def _keep(self, write: Callable[[], None]) -> None:
         """Write, once the disk has room for it."""

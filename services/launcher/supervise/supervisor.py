@@ -202,7 +202,7 @@ class Supervisor:
             if may_lose and process.was_healthy:
                 self._note_unsaved(process, describe_exit(exit_code))
             return self._stop_next(now_s)
-        if kind == EVALUATOR and exit_code == 0 and has_result:
+        if kind == EVALUATOR and has_result:  # a crash while it closes its environments loses nothing
             failed = self.failed_learner
             self.learner_was_down = failed is not None and failed.phase in (Phase.STARTING, Phase.BACKOFF)
             return self._end(Outcome(0, "finished"), now_s)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from tests.support.clock import Clock
-from tidemill.services.evaluator.run_logs import SESSION_VARIABLE, WallClock, session_start_s
+from tidemill.config.run import RunSettings
+from tidemill.services.evaluator.run_logs import SESSION_VARIABLE, RunLogs, WallClock, session_start_s
 
 
 def test_clock_counts_from_the_start_of_the_session(tmp_path: Path) -> None:
@@ -60,3 +63,10 @@ def test_session_starts_when_the_launcher_says_so(monkeypatch: pytest.MonkeyPatc
     assert session_start_s(Clock(99.0)) == 12.25
     monkeypatch.delenv(SESSION_VARIABLE)
     assert session_start_s(Clock(99.0)) == 99.0
+
+
+def test_clock_that_cannot_be_saved_at_the_end_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its result is written by then; a disk that is full now loses seconds of training time."""
+    logs = RunLogs(RunSettings(name="r", root=str(tmp_path)), Clock(0.0))
+    monkeypatch.setattr(logs.clock, "save", Mock(side_effect=OSError(errno.ENOSPC, "no space")))
+    logs.close()

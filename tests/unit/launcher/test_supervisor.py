@@ -369,10 +369,11 @@ def test_stop_does_not_start_what_was_waiting_to_be_started() -> None:
     assert supervisor.processes["evaluator"].phase is Phase.ENDED
 
 
-def test_evaluator_that_wrote_its_result_ends_the_run() -> None:
-    """Exit code 0 with a result is the end of the run; the rest is stopped in order."""
+@pytest.mark.parametrize("exit_code", [0, 1, -11])
+def test_evaluator_that_wrote_its_result_ends_the_run(exit_code: int) -> None:
+    """The result is the end of the run, also if an environment crashes as it is closed; the rest stops in order."""
     supervisor = _running()
-    actions = supervisor.on_exit("evaluator", 0, 50.0, has_result=True)
+    actions = supervisor.on_exit("evaluator", exit_code, 50.0, has_result=True)
     assert _names(actions, Verb.TERMINATE) == ["actor-0", "actor-1"]
     assert supervisor.outcome == Outcome(0, "finished")
 
