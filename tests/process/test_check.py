@@ -11,13 +11,14 @@ from tests.support.launched import launched
 from tests.support.naming import naming
 from tidemill.config.load import from_document, read_document, read_settings
 from tidemill.config.sections import RunConfig
-from tidemill.errors import ConfigError
+from tidemill.errors import AlreadyExists, ConfigError
 from tidemill.services.launcher.commands.check import check
 from tidemill.services.launcher.run.folder import check_free
 
 pytestmark = pytest.mark.process
 
 _RUN = ("--run.name", "box", "--env.id", "Pendulum-v1", "--launcher.no-fork-services")
+_ELSEWHERE = ("--cluster.params", "server:7402")
 
 
 def _checked(root: Path, *arguments: str) -> tuple[int, str]:
@@ -47,6 +48,18 @@ def test_right_settings_become_the_config_of_the_run(tmp_path: Path) -> None:
     assert "add --cluster.replay 127.0.0.1:7401 --cluster.params 127.0.0.1:7402 --cluster.learner" in command.output
     assert (tmp_path / "box" / "config.yaml").read_text() == before
     check_free(tmp_path / "box", fresh=False)  # `train` of the same name may follow
+
+
+def test_check_without_addresses_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No engine starts the services of these settings. A folder that no run may have is refused all the same."""
+    here = (*_RUN, "--run.root", str(tmp_path))
+    assert check(here) == 0
+    assert not list(tmp_path.iterdir())
+    assert f"not written to {tmp_path / 'box' / 'config.yaml'}" in capsys.readouterr().err
+    (tmp_path / "box").mkdir()
+    (tmp_path / "box" / "config.yaml").write_text("mine")
+    with pytest.raises(AlreadyExists, match=naming("config.yaml")):
+        check(here)
 
 
 @pytest.mark.parametrize(
@@ -119,9 +132,9 @@ def test_another_number_of_actors_than_the_file_s_is_noted(
 
 def test_run_that_has_trained_keeps_its_environment_and_algorithm(tmp_path: Path) -> None:
     """A name that another task has is refused by both tasks' names, before the services would compare columns."""
-    assert _checked(tmp_path)[0] == 0
-    assert _checked(tmp_path, "--agent.algorithm", "td3")[0] == 0, "nothing has been trained"
-    assert _checked(tmp_path)[0] == 0
+    assert _checked(tmp_path, *_ELSEWHERE)[0] == 0
+    assert _checked(tmp_path, "--agent.algorithm", "td3", *_ELSEWHERE)[0] == 0, "nothing has been trained"
+    assert _checked(tmp_path, *_ELSEWHERE)[0] == 0
     (tmp_path / "box" / "scores.csv").write_text("header\nrow\n")
     before = (tmp_path / "box" / "config.yaml").read_bytes()
     for arguments, words in (
@@ -139,14 +152,14 @@ def test_run_that_has_trained_keeps_its_environment_and_algorithm(tmp_path: Path
 
 def test_run_that_has_trained_here_keeps_its_settings(tmp_path: Path) -> None:
     """`tidemill resume` would train with those of a check. With addresses they are those of services."""
-    assert _checked(tmp_path)[0] == 0
+    assert _checked(tmp_path, "--cluster.params", "127.0.0.1:7402")[0] == 0
     (tmp_path / "box" / "scores.csv").write_text("header\nrow\n")
     file = tmp_path / "box" / "config.yaml"
     before = file.read_bytes()
     code, output = _checked(tmp_path, "--learner.publish-every", "7")
     assert code == 0, output
     assert "settings differ: learner.publish_every 7 (it was " in output
-    assert f"{file} is unchanged" in output
+    assert f"not written to {file}" in output
     assert "--cluster.params 127.0.0.1:7402" in output
     assert file.read_bytes() == before
     mine = tmp_path / "mine.yaml"
@@ -167,7 +180,7 @@ def test_settings_of_a_newer_tidemill_do_not_hold_up_the_return_to_this_one(
 ) -> None:
     """A check with the addresses of services replaces them; another one leaves them to a newer version."""
     here = (*_RUN, "--run.root", str(tmp_path))
-    elsewhere = (*here, "--cluster.params", "server:7402")
+    elsewhere = (*here, *_ELSEWHERE)
     assert check(elsewhere) == 0
     (tmp_path / "box" / "scores.csv").write_text("header\nrow\n")
     file = tmp_path / "box" / "config.yaml"
@@ -185,7 +198,7 @@ def test_settings_of_a_newer_tidemill_do_not_hold_up_the_return_to_this_one(
 )
 def test_config_of_a_newer_tidemill_that_is_wrong_otherwise_stays(wrong: str, tmp_path: Path) -> None:
     """Code of the user's that is missing here, or a value that no version takes: the check says what it is."""
-    elsewhere = (*_RUN, "--run.root", str(tmp_path), "--cluster.params", "server:7402")
+    elsewhere = (*_RUN, "--run.root", str(tmp_path), *_ELSEWHERE)
     assert check(elsewhere) == 0
     (tmp_path / "box" / "scores.csv").write_text("header\nrow\n")
     file = tmp_path / "box" / "config.yaml"
@@ -200,11 +213,11 @@ def test_config_of_a_newer_tidemill_that_is_wrong_otherwise_stays(wrong: str, tm
 def test_config_of_a_trained_run_that_is_not_text_is_named(tmp_path: Path) -> None:
     """One line, with addresses or without, and the file stays."""
     here = (*_RUN, "--run.root", str(tmp_path))
-    assert check(here) == 0
+    assert check((*here, *_ELSEWHERE)) == 0
     (tmp_path / "box" / "scores.csv").write_text("header\nrow\n")
     file = tmp_path / "box" / "config.yaml"
     file.write_bytes(b"env: \xff\n")
-    for arguments in (here, (*here, "--cluster.params", "server:7402")):
+    for arguments in (here, (*here, *_ELSEWHERE)):
         with pytest.raises(ConfigError, match=naming(file, "is not a text of settings")):
             check(arguments)
     assert file.read_bytes() == b"env: \xff\n"

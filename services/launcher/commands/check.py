@@ -14,21 +14,20 @@ from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError, NewerSettings
 from tidemill.services.launcher.commands.train import check_settings
 from tidemill.services.launcher.run.continuation import describe_changes, trained_settings
-from tidemill.services.launcher.run.folder import has_trained, keep_settings
+from tidemill.services.launcher.run.folder import check_free, has_trained, keep_settings
 
 _ABOUT = """Check the settings of a cluster that an engine starts service by service: pass those of all services.
 
-It tries one environment and writes ROOT/NAME/config.yaml, which `tidemill evaluate`, `export`, `log` and `plot` read.
-If a setting is wrong it writes nothing and exits with 2. Without addresses of other services it leaves the config.yaml
-of a run that has trained unchanged, because `tidemill resume` reads it. It refuses what `tidemill train` refuses,
-except what only the services know, which report it when they start: tables of learner.sources, a batch, a
-learner.device or replay shards that the learners cannot share, run.deterministic with several learners, a batch that is
-larger than the replay service allows, evaluator.source `simulators` without simulators, and an error in the update of
-your own algorithm."""
+It tries one environment. With addresses of services it writes ROOT/NAME/config.yaml, which `tidemill evaluate`,
+`export`, `log` and `plot` read; without them it writes nothing. If a setting is wrong it writes nothing and exits with
+2. It refuses what `tidemill train` refuses, except what only the services know, which report it when they start: tables
+of learner.sources, a batch, a learner.device or replay shards that the learners cannot share, run.deterministic with
+several learners, a batch that is larger than the replay service allows, evaluator.source `simulators` without
+simulators, and an error in the update of your own algorithm."""
 
 
 def check(argv: Sequence[str]) -> int:
-    """Check settings, and write them into the run's folder if services take them; return the exit code."""
+    """Check settings, and write them into the run's folder if an engine starts its services; return the exit code."""
     config = load(RunConfig, list(argv), prog="tidemill check", description=_ABOUT)
     _check_addresses(config)
     check_inference(config, actors=config.actor.count)
@@ -52,9 +51,10 @@ def check(argv: Sequence[str]) -> int:
     )
     trained = before and trained_settings(before, config.run.folder)
     check_settings(started_elsewhere, None, trained, any_learners=True)
-    is_written = before is None or is_elsewhere  # else `resume` would train with them, unasked
-    if is_written:
+    if is_elsewhere:  # else `train` writes them, and `resume` would train with them, unasked
         keep_settings(config)
+    elif before is None:
+        check_free(config.run.folder, fresh=True, has_begun=True)
     if before is not None and (changes := describe_changes(before, config)):
         print(f"note: the run has trained, and these settings differ: {changes}", file=sys.stderr)
     if is_elsewhere and 1 < config.launcher.actors != config.actor.count:  # 1 is the default
@@ -64,8 +64,10 @@ def check(argv: Sequence[str]) -> int:
             "Kubernetes ACTORS)",
             file=sys.stderr,
         )
-    unchanged = f"{file} is unchanged (if you start services yourself, add --cluster.params {config.cluster.params})"
-    kept = f"written to {file}" if is_written else unchanged
+    not_written = (
+        f"not written to {file} (if you start services yourself, add --cluster.params {config.cluster.params})"
+    )
+    kept = f"written to {file}" if is_elsewhere else not_written
     print(f"the settings are fine: {config.agent.algorithm} on {config.env.id}, {kept}", file=sys.stderr)
     return 0
 
