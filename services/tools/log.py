@@ -123,7 +123,7 @@ def _send(arguments: argparse.Namespace, stop: threading.Event) -> int:
         if result and not is_running(arguments.run):
             follower.finish(result)
     finally:
-        follower.close()
+        follower.close(run_continues=not _has_ended(arguments.run, forever=arguments.follow))
     print(f"{points:,} points sent to {arguments.to}, run {follower.id}")
     return 0
 
@@ -236,8 +236,9 @@ class Follower:
         """Tell the logger the result of a run that has ended."""
         self._logger.finish(result)
 
-    def close(self) -> None:
-        """Close the logger."""
+    def close(self, *, run_continues: bool) -> None:
+        """Close the logger, and tell it whether the run is still running."""
+        self._logger.run_continues = run_continues
         self._logger.close()
 
     def _send_lines(self, file: Path, writer: str = "") -> int:

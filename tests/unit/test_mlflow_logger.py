@@ -65,6 +65,22 @@ def test_run_without_a_result_is_not_left_running(client: Mock) -> None:
     client.set_terminated.assert_called_once_with("there", "FINISHED")
 
 
+def test_run_that_still_runs_is_left_running(client: Mock) -> None:
+    """Where `tidemill log` was stopped by hand, or ended with an error."""
+    logger = MlflowLogger(_RUN)
+    logger.run_continues = True
+    logger.close()
+    client.set_terminated.assert_not_called()
+
+
+def test_settings_whose_names_become_one_are_told_apart(client: Mock) -> None:
+    """MLflow refuses a second value of a parameter. Also where a setting is named as another would be."""
+    entities, long = sys.modules["mlflow.entities"], "x" * 250
+    MlflowLogger(dataclasses.replace(_RUN, config={"a[": 1, "a]": 2, "a__2": 3, "a(": 4, long: 5, f"{long}y": 6}))
+    names = [call.args[0] for call in entities.Param.call_args_list]
+    assert names == ["a_", "a__2", "a__2_2", "a__3", long, f"{long[:242]}_2"]
+
+
 def test_names_that_mlflow_refuses_are_sent_with_other_letters(client: Mock) -> None:
     """A metric or a setting of the user's own would end each `tidemill log` at the same place."""
     entities = sys.modules["mlflow.entities"]

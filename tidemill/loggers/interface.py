@@ -53,6 +53,9 @@ class RunLogger:
     id: str = ""
     """Names the run at the other end; kept, and handed to the logger that continues."""
 
+    run_continues: bool = False
+    """Whether the run itself is still running, set before `close`: `tidemill log` was stopped before it."""
+
     def log(self, step: int, scalars: Mapping[str, float], time_s: float) -> None:
         """Send scalars.
 

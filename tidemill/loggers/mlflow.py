@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, count, islice
 from typing import Any
 
 from tidemill.loggers.interface import LoggedRun, RunLogger
@@ -52,8 +52,8 @@ class MlflowLogger(RunLogger):
         self._is_finished = True
 
     def close(self) -> None:
-        """Mark a run without a result as killed: nothing is sent to it any more, unless it is continued."""
-        if not self._is_finished:
+        """Mark a run that has ended without a result as killed: nothing more is sent to it, unless it is continued."""
+        if not (self._is_finished or self.run_continues):
             with contextlib.suppress(Exception):  # the server may be why it ends
                 self._client.set_terminated(self.id, "KILLED")
 
@@ -71,7 +71,9 @@ class MlflowLogger(RunLogger):
     def _describe(self, made: str, run: LoggedRun) -> None:
         from mlflow.entities import Param, RunTag
 
-        params = (Param(_taken(key), value[:_MOST_TEXT]) for key, value in _flat(run.config))
+        settings = dict(_flat(run.config))
+        values = (value[:_MOST_TEXT] for value in settings.values())
+        params = map(Param, _apart(settings), values)
         while batch := list(islice(params, _MOST_PARAMS)):
             self._client.log_batch(made, params=batch)
         self._client.log_batch(made, tags=[RunTag("tidemill.folder", str(run.folder))])
@@ -93,6 +95,15 @@ def _taken(name: str) -> str:
     """
     parts = _REFUSED.sub("_", name).split("/")
     return "/".join(part if part.strip(".") else "_" for part in parts)[:_MOST_NAME]
+
+
+def _apart(names: Iterable[str]) -> Iterator[str]:
+    """Yield each name as MLflow takes it, with a number at the end where it would be that of an earlier one."""
+    seen: set[str] = set()
+    for name in map(_taken, names):
+        numbered = (f"{name[: _MOST_NAME - 8]}_{number}" for number in count(2))
+        seen.add(apart := next(each for each in chain([name], numbered) if each not in seen))
+        yield apart
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

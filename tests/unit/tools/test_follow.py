@@ -351,6 +351,24 @@ def test_second_process_ends_with_the_run(
     assert (f"{run} has ended; the other process sends the rest" in capsys.readouterr().out) == (not options)
 
 
+@pytest.mark.parametrize(
+    "options, runs, continues", [([], True, True), ([], False, False), (["--follow"], False, True)]
+)
+def test_logger_hears_whether_the_run_continues(
+    run: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], *, runs: bool, continues: bool
+) -> None:
+    """One that was stopped before it; `--follow` also follows a run without a launcher."""
+    heard: list[bool] = []
+    monkeypatch.setattr(Recorder, "close", lambda logger: heard.append(logger.run_continues))
+    (stop := threading.Event()).set()
+    monkeypatch.setattr("tidemill.services.tools.log.stop_event", lambda: stop)
+    held = open_locked(run / ".lock") if runs else None
+    assert log([str(run), "--to", NAME, *options]) == 0
+    if held is not None:
+        unlock(held)
+    assert heard == [continues]
+
+
 def test_file_system_without_locks_is_sent_from(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a run's folder on a cluster's file system."""
     _append(run, _line(1))
