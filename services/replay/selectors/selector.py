@@ -96,10 +96,17 @@ def make_selector(config: SelectorConfig, capacity: int) -> Selector:
 
 @dataclass(frozen=True)
 class SelectorPair:
-    """The sampler and the remover of a table, one object if they follow the same rule."""
+    """The sampler and the remover of a table, one object if they follow the same rule.
+
+    Attributes:
+        sampler: Picks the items of a batch.
+        remover: Picks the items that leave a full table.
+        coming: A sampler that is to take the place of the present one once it has all items; changes go to it as well.
+    """
 
     sampler: Selector
     remover: Selector
+    coming: Selector | None = None
 
     @classmethod
     def make(cls, sampler: SelectorConfig, remover: SelectorConfig, capacity: int) -> SelectorPair:
@@ -131,8 +138,13 @@ class SelectorPair:
 
     def resized(self, capacity: int, used: int) -> SelectorPair:
         """Return selectors of another capacity with the same items, whose slots are below it and below `used`."""
-        new = [selector.resized(capacity, used) for selector in self._distinct()]
-        return SelectorPair(new[0], new[-1])
+        sampler = self.sampler.resized(capacity, used)
+        return SelectorPair(sampler, sampler if self.remover is self.sampler else self.remover.resized(capacity, used))
+
+    def exchanged(self, *, is_remover: bool) -> SelectorPair:
+        """Return the selectors with the coming sampler in its place, which may be the remover, too."""
+        assert self.coming is not None
+        return SelectorPair(self.coming, self.coming if is_remover else self.remover)
 
     def update(self, slots: Slots, priorities: NDArray[np.float64]) -> None:
         """Change the priorities [N] of items [N] in both."""
@@ -146,8 +158,9 @@ class SelectorPair:
 
     def remove_from_remover(self, slots: Slots) -> None:
         """Remove items [N] that the sampler has already let go."""
-        if self.remover is not self.sampler:
-            self.remover.remove(slots)
+        for selector in self._distinct()[1:]:
+            selector.remove(slots)
 
     def _distinct(self) -> tuple[Selector, ...]:
-        return (self.sampler,) if self.sampler is self.remover else (self.sampler, self.remover)
+        remover = () if self.sampler is self.remover else (self.remover,)
+        return (self.sampler, *remover) if self.coming is None else (self.sampler, *remover, self.coming)

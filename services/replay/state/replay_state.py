@@ -153,7 +153,7 @@ class ReplayState:
         return False
 
     def shrink(self, table: Table, config: TableConfig) -> Iterator[int]:
-        """Do what takes long before a table takes a configuration: evict and move the items that exceed it.
+        """Do what takes long before a table takes a configuration: evict, move and weigh items.
 
         Yields how many moved after each part: others may act then. A restart meanwhile finds the former configuration.
 
@@ -168,7 +168,7 @@ class ReplayState:
             moved = table.shrink(config, _SLOTS_AT_ONCE)
             if moved is None:
                 return
-            for _ in range(2 if len(moved) else 1):  # a corrupt record must not cost what moved
+            for _ in range(2 if len(moved) else int(table.has_removed)):  # a corrupt record must not cost what moved
                 self._sink.log_changes(self.env_steps, None, [(table, moved)])
             yield len(moved)
             table.check_there()

@@ -257,7 +257,8 @@ class Items:
 
     def forget_underway(self) -> None:
         """Count no sample as on its way any more."""
-        self._underway[: self._used] = 0
+        if self._has_underway:
+            self._underway[: self._used] = 0
 
     def underway(self, slots: Ints) -> NDArray[np.uint32]:
         """Return the number of samples of each slot that have not arrived, [N]."""

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from tidemill.arrays import Ints
 from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, Reason
-from tidemill.replay.table_config import SelectorKind, TableConfig
+from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
 from tidemill.services.replay.chunks.store import NONE, ChunkRefCounts, ChunkStore
-from tidemill.services.replay.selectors.selector import SelectorPair
+from tidemill.services.replay.selectors.selector import SelectorPair, make_selector
 from tidemill.services.replay.tables.epochs import Epochs
 from tidemill.services.replay.tables.insertion_times import InsertionTimes
 from tidemill.services.replay.tables.items import Items, ItemSampler, NewItems, RestoredItems, slots_of
@@ -65,6 +65,7 @@ class Table:
         self._ref_counts = ChunkRefCounts(store)
         self.items: Items
         self._selectors: SelectorPair
+        self._coming: tuple[SelectorConfig, int]  # of the coming sampler, and below which slot it has the items
         self._sampler: ItemSampler
         self.counters: Counters
         self.dropped = False  # set when it is no longer one of the server's tables
@@ -395,7 +396,7 @@ class Table:
             _ = Items(capacity), SelectorPair.make(config.sampler, config.remover, capacity)  # not backed by memory
 
     def shrink(self, config: TableConfig, count: int) -> Ints | None:
-        """Take a step towards a configuration: evict about `count` of the items that exceed it, or move so many.
+        """Take a step towards a configuration: evict about `count` of the items that exceed it, move or weigh so many.
 
         Returns:
             The slots of items that have moved, which a log must be told of again, [M]; None if nothing is left to do.
@@ -411,10 +412,11 @@ class Table:
             self.items.narrow(capacity)
         elif self.items.used > capacity:
             return self._move_from(max(self.items.used - count, capacity))
-        elif len(spent := self._spent(config.max_times_sampled)):
+        elif not self._weigh(config.sampler, count):
+            spent = self._spent(config.max_times_sampled)
+            if not len(spent):
+                return None
             self._remove(spent[:count])
-        else:
-            return None
         return _NO_SLOTS
 
     def reconfigure(self, config: TableConfig, *, limiter_is_on: bool) -> None:
@@ -449,19 +451,37 @@ class Table:
         self.note_removed(slots)
         return places
 
+    def _weigh(self, sampler: SelectorConfig, count: int) -> bool:
+        """Give the items of `count` more slots to the sampler that is to come; return False once it has all.
+
+        Until then the present one draws, and every change goes to both.
+        """
+        if sampler == self.config.sampler:
+            return False
+        if self._selectors.coming is None or self._coming[0] != sampler:
+            self._selectors = replace(self._selectors, coming=make_selector(sampler, len(self.items.lengths)))
+            self._coming = sampler, 0
+        assert self._selectors.coming is not None
+        start = self._coming[1]
+        slots = self.items.held(start, count)
+        slots = slots[~self.items.is_lent(slots)]
+        self._selectors.coming.insert(slots, self.items.priorities[slots])
+        self._coming = sampler, start + count
+        return start < self.items.used
+
     def _rebuild(self, config: TableConfig) -> None:
-        """Take another capacity, or other selectors. What is on its way to readers counts as arrived."""
-        capacity = slots_of(config.max_items, config.max_times_sampled)
-        if (config.sampler, config.remover) == (self.config.sampler, self.config.remover):
-            selectors = self._selectors.resized(capacity, self.items.used)
-        else:
-            selectors, slots = SelectorPair.make(config.sampler, config.remover, capacity), self.items.oldest_first()
-            selectors.insert(slots, self.items.priorities[slots])
-        self.items.resize(capacity)
+        """Take another capacity, or the sampler that was to come. What is on its way to readers counts as arrived."""
+        capacity, selectors = slots_of(config.max_items, config.max_times_sampled), self._selectors
+        if config.sampler != self.config.sampler:
+            selectors = selectors.exchanged(is_remover=config.remover == config.sampler)
+        if (capacity, capacity) != (self.items.capacity, len(self.items.lengths)):
+            selectors = selectors.resized(capacity, self.items.used)
+            self.items.resize(capacity)
         self._forget(self.items.lent())
         self.items.forget_underway()
         self._take(self.items, selectors, config)
-        self._sampler.add(self.items.live())
+        if config.max_times_sampled:
+            self._sampler.add(self.items.live())
 
     def _clear(self, first_number: int) -> None:
         config = self.config

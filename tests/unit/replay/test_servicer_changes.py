@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, make_replay, open_streams
-from tidemill.replay.table_config import TableUpdate
+from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableUpdate
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import pack_config, pack_update
 from tidemill.services.replay.admission import AdmissionQueue
@@ -78,6 +78,32 @@ def test_others_write_while_a_table_is_changed(change: str, items: int) -> None:
     table = replay.find("t")
     assert table.items.ages(table.items.oldest_first()).tolist() == list(range(items))[::-1]
     assert replay.chunks == -(-items // 4)
+
+
+def test_others_write_while_items_are_weighed_by_another_exponent() -> None:
+    """What they write is weighed as well."""
+    replay = make_replay(replace(_CONFIG, sampler=SelectorConfig(SelectorKind.PRIORITIZED, 1.0)))
+    session, table = open_streams(replay), replay.find("t")
+    request = pack_update("t", TableUpdate(priority_exponent=0.5)).SerializeToString()
+
+    def write(first: int) -> None:
+        items = make_items(0, [(0, i, 1) for i in range(4)], [4.0] * 4)
+        append(replay, session, [make_chunk(0, 0, first, 4)], [items])
+
+    async def write_meanwhile() -> None:
+        call = asyncio.create_task(
+            ReplayServicer(replay, AdmissionQueue(lambda: 0.0), 2**20).UpdateTable(request, _CONTEXT)
+        )
+        for first in range(_ITEMS, 2 * _ITEMS, 4):
+            await asyncio.sleep(0)
+            assert (call.done(), table.total_weight) == (False, 4.0 * table.size)
+            write(first)
+        await call
+
+    for first in range(0, _ITEMS, 4):
+        write(first)
+    asyncio.run(write_meanwhile())
+    assert (table.size, table.total_weight) == (2 * _ITEMS, 2.0 * table.size)
 
 
 def _give_up(

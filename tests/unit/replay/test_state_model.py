@@ -205,6 +205,15 @@ class ReplayMachine(RuleBasedStateMachine):
         self.replay.update_table(self.replay.find("ranked"), TableUpdate(priority_exponent=exponent))
         self.exponent = exponent
 
+    @rule(data=st.data(), exponent=st.sampled_from([0.5, 1.0, 2.0]))
+    def reweigh_in_use(self, data: st.DataObject, exponent: float) -> None:
+        """Change the priority exponent part by part, with a message after each."""
+        table = self.replay.find("ranked")
+        for _ in self.replay.shrink(table, TableUpdate(priority_exponent=exponent).applied_to(table.config)):
+            self.tables_hold_what_the_model_holds()
+            self.append(data)
+        self.reweigh(exponent)
+
     @precondition(lambda self: self.actors)
     @rule(data=st.data(), name=st.sampled_from(TABLES), min_age=st.integers(0, 6))
     def delete_matching(self, data: st.DataObject, name: str, min_age: int) -> None:

@@ -80,8 +80,9 @@ class ReplayServiceStub:
     """Changes a table while it is in use: its rate limiter, its capacity, max_times_sampled, the sampler's priority exponent.
     Fields that are not set keep their values. The remover evicts items beyond a smaller capacity, part by part if they are
     many: other calls are served meanwhile. Items keep their keys, except those whose slot is beyond the new max_items. A
-    rate limiter that is changed, enabled or disabled starts balanced. Waiting calls are then admitted by the new limits; a
-    call for more items than the table can now hold continues to wait.
+    new priority exponent weighs all items again, part by part as well; until all are weighed, batches are drawn by the
+    former one. A rate limiter that is changed, enabled or disabled starts balanced. Waiting calls are then admitted by the
+    new limits; a call for more items than the table can now hold continues to wait.
 
     Never blocks, except on the disk if there is a log, and on another change of a table's configuration that takes long:
     the answer comes once the change is durable. A retry is safe. After DEADLINE_EXCEEDED or UNAVAILABLE the change may have
@@ -202,8 +203,9 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     """Changes a table while it is in use: its rate limiter, its capacity, max_times_sampled, the sampler's priority exponent.
     Fields that are not set keep their values. The remover evicts items beyond a smaller capacity, part by part if they are
     many: other calls are served meanwhile. Items keep their keys, except those whose slot is beyond the new max_items. A
-    rate limiter that is changed, enabled or disabled starts balanced. Waiting calls are then admitted by the new limits; a
-    call for more items than the table can now hold continues to wait.
+    new priority exponent weighs all items again, part by part as well; until all are weighed, batches are drawn by the
+    former one. A rate limiter that is changed, enabled or disabled starts balanced. Waiting calls are then admitted by the
+    new limits; a call for more items than the table can now hold continues to wait.
 
     Never blocks, except on the disk if there is a log, and on another change of a table's configuration that takes long:
     the answer comes once the change is durable. A retry is safe. After DEADLINE_EXCEEDED or UNAVAILABLE the change may have
@@ -341,8 +343,9 @@ class ReplayServiceServicer:
         """Changes a table while it is in use: its rate limiter, its capacity, max_times_sampled, the sampler's priority exponent.
         Fields that are not set keep their values. The remover evicts items beyond a smaller capacity, part by part if they are
         many: other calls are served meanwhile. Items keep their keys, except those whose slot is beyond the new max_items. A
-        rate limiter that is changed, enabled or disabled starts balanced. Waiting calls are then admitted by the new limits; a
-        call for more items than the table can now hold continues to wait.
+        new priority exponent weighs all items again, part by part as well; until all are weighed, batches are drawn by the
+        former one. A rate limiter that is changed, enabled or disabled starts balanced. Waiting calls are then admitted by the
+        new limits; a call for more items than the table can now hold continues to wait.
 
         Never blocks, except on the disk if there is a log, and on another change of a table's configuration that takes long:
         the answer comes once the change is durable. A retry is safe. After DEADLINE_EXCEEDED or UNAVAILABLE the change may have

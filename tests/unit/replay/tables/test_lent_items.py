@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -114,6 +115,52 @@ def test_batches_arrive_and_come_back_in_any_order(
     while scene.underway:
         scene.come_back(0)
         scene.check()
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3])
+@settings(max_examples=60, deadline=None)
+@given(
+    moves=st.lists(
+        st.tuples(
+            st.sampled_from(["insert", "draw", "arrive", "come_back", "update", "delete", "reset", "weigh"]),
+            st.integers(0, 7),
+        ),
+        max_size=30,
+    )
+)
+def test_items_weigh_by_the_former_exponent_until_all_weigh_by_the_new_one(
+    limit: int, moves: list[tuple[str, int]]
+) -> None:
+    """Whatever comes, goes or comes back between the parts of the change."""
+    scene = Scene(SelectorKind.PRIORITIZED, limit)
+    table, wanted = scene.table, replace(scene.table.config, sampler=SelectorConfig(SelectorKind.PRIORITIZED, 2.0))
+    for move, number in [("weigh", 0), *moves]:
+        keys = np.array(scene.keys()[number : number + 2], np.uint64)
+        if move == "weigh":
+            table.shrink(wanted, 2)
+        elif move == "insert" and table.held_count < 12:
+            scene.insert(1)
+        elif move == "draw" and table.has_draws(number % 3 + 1):
+            scene.draw(number % 3 + 1)
+        elif move in ("arrive", "come_back") and scene.underway:
+            getattr(scene, move)(number)
+        elif move == "update":
+            table.update_priorities(keys, np.full(len(keys), number / 2))
+        elif move == "delete":
+            scene.replay.delete(table, keys)
+        elif move == "reset":
+            scene.replay.reset(table)
+        assert table.total_weight == pytest.approx(weight_of(table, 0.5))
+    scene.replay.update_table(table, TableUpdate(priority_exponent=2.0))
+    while scene.underway:
+        scene.come_back(0)
+        assert table.total_weight == pytest.approx(weight_of(table, 2.0))
+
+
+def weight_of(table: Table, exponent: float) -> float:
+    """Return the sum of the weights of all items in a table."""
+    priorities = table.items.priorities[table.items.live()]
+    return float((priorities[priorities > 0] ** exponent).sum())
 
 
 @pytest.mark.parametrize("kind, newest_first", [(SelectorKind.FIFO, False), (SelectorKind.LIFO, True)])

@@ -18,12 +18,13 @@ from tests.support.replay_streams import (
     make_config,
     make_items,
     make_replay,
+    numbers_of,
     open_streams,
     sample_from,
     steps_of,
 )
 from tidemill.errors import InvalidArgument
-from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
+from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig, TableUpdate
 from tidemill.services.replay.state.append import AppendSession
 from tidemill.services.replay.state.replay_state import ReplayState
 from tidemill.services.replay.tables.table import Table
@@ -204,6 +205,33 @@ def test_table_whose_priorities_are_all_zero_has_nothing_to_draw() -> None:
     """A sample waits until an item gets a priority."""
     _, table, _ = filled(make_config(sampler=RANKED), 4, [0.0] * 4)
     assert not table.can_sample(1)
+
+
+@pytest.mark.parametrize("remover", [FIFO, RANKED, SelectorConfig(SelectorKind.PRIORITIZED, 0.5)])
+def test_items_are_drawn_by_one_exponent_at_a_time(remover: SelectorConfig) -> None:
+    """By the former one while they are weighed part by part, and by the new one once all are."""
+    priorities = [float(i) for i in range(1, 17)]
+    replay, table, _ = filled(make_config(sampler=RANKED, remover=remover, max_item_steps=1), 16, priorities)
+    change = TableUpdate(priority_exponent=0.5)
+    wanted = change.applied_to(table.config)
+
+    def check_draws(exponent: float) -> None:
+        weights = np.array(priorities) ** exponent
+        expected = 20_000 * weights / weights.sum()
+        batch = sample_from(table, 20_000)
+        numbers = numbers_of(table, batch.keys)
+        assert (np.abs(np.bincount(numbers, minlength=16) - expected) < 5 * np.sqrt(expected)).all()
+        np.testing.assert_allclose(batch.probabilities, (expected / 20_000)[numbers])
+
+    parts = 0
+    while table.shrink(wanted, 5) is not None:
+        parts += 1
+        check_draws(1.0)
+    assert parts == 4
+    replay.update_table(table, change)
+    check_draws(0.5)
+    extend(replay, open_streams(replay, "b"), 0, 96, [1.0] * 96)
+    assert table.size == 100
 
 
 def test_payloads_come_back_with_their_items() -> None:
