@@ -137,18 +137,19 @@ class MaskedEnv(gymnasium.Env[Any, np.int64]):
     """Of actions 0 to 3 the even ones are legal at even steps, the odd ones at odd steps; 2 and 3 give reward 1.
 
     It observes whether the step is even, one-hot, fails at an illegal action, and ends after 6 steps, where nothing is
-    legal. A policy that prefers the larger legal action has return 6.
+    legal unless that is a truncation. A policy that prefers the larger legal action has return 6.
     """
 
     LENGTH = 6
 
-    def __init__(self, mask: str = "info", bad_step: int = -1) -> None:
+    def __init__(self, mask: str = "info", bad_step: int = -1, end: str = "terminated") -> None:
         """Say where the mask is, `info` or `observation`, or at `bad_step` what is wrong with that in the info.
 
-        `short`, `float`, `none` (nothing is legal), `missing` or `two` (an entry is 2).
+        `short`, `float`, `none` (nothing is legal), `missing` or `two` (an entry is 2). `end` is how an episode ends,
+        `terminated`, `truncated` or `both`.
         """
         self.action_space = spaces.Discrete(4)
-        self._place, self._bad_step, self._step = mask, bad_step, 0
+        self._place, self._bad_step, self._end, self._step = mask, bad_step, end, 0
         vector = spaces.Box(0, 1, (2,), np.float32)
         keys = {"seen": vector, "action_mask": spaces.MultiBinary(4)}
         self.observation_space = spaces.Dict(keys) if mask == "observation" else vector
@@ -164,10 +165,13 @@ class MaskedEnv(gymnasium.Env[Any, np.int64]):
         if action % 2 != self._step % 2:
             raise ValueError(f"illegal action {action}")
         self._step += 1
-        return self._observation(), float(action >= 2), self._step == self.LENGTH, False, self._info()
+        ended = self._step == self.LENGTH
+        terminated, truncated = (ended and self._end in (flag, "both") for flag in ("terminated", "truncated"))
+        return self._observation(), float(action >= 2), terminated, truncated, self._info()
 
     def _mask(self) -> NDArray[np.int8]:
-        legal = [self._step < self.LENGTH and action % 2 == self._step % 2 for action in range(4)]
+        is_over = self._step == self.LENGTH and self._end != "truncated"
+        legal = [not is_over and action % 2 == self._step % 2 for action in range(4)]
         return np.array(legal, np.int8)
 
     def _observation(self) -> Any:  # noqa: ANN401 - a vector, or a dict
@@ -275,18 +279,23 @@ def hanging_vector(num_envs: int, call: int = 3) -> gymnasium.vector.AsyncVector
     return gymnasium.vector.AsyncVectorEnv([partial(HangingEnv, "step", call)] * num_envs)
 
 
-def masked(mask: str = "info", bad_step: int = -1) -> MaskedEnv:
+def masked(mask: str = "info", bad_step: int = -1, end: str = "terminated") -> MaskedEnv:
     """Return a `MaskedEnv`."""
-    return MaskedEnv(mask, bad_step)
+    return MaskedEnv(mask, bad_step, end)
 
 
 def masked_vector(
-    num_envs: int, mode: str = "NextStep", max_episode_steps: int = 100
+    num_envs: int,
+    mode: str = "NextStep",
+    max_episode_steps: int = 100,
+    mask: str = "info",
+    bad_step: int = -1,
+    end: str = "terminated",
 ) -> gymnasium.vector.SyncVectorEnv:
     """Return a batch of `MaskedEnv` by gymnasium."""
 
     def make() -> gymnasium.Env[Any, np.int64]:
-        return gymnasium.wrappers.TimeLimit(MaskedEnv(), max_episode_steps)
+        return gymnasium.wrappers.TimeLimit(MaskedEnv(mask, bad_step, end), max_episode_steps)
 
     return gymnasium.vector.SyncVectorEnv([make] * num_envs, autoreset_mode=gymnasium.vector.AutoresetMode(mode))
 

@@ -18,6 +18,8 @@ from tidemill.observation_parts import without_mask
 _NAME = "action_mask"
 """Key of the info under which a mask from an observation travels to `ActionMasks`."""
 
+_CUT = "; a truncated episode needs the mask of its last observation, whose value is computed from the legal actions"
+
 
 class MaskFromObservation(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Moves the mask from a key of a Dict observation to the info; a single key that is left is the observation."""
@@ -71,30 +73,39 @@ class ActionMasks:
         newest: Whether each action is legal at the newest observation, bool [N, A]; never written again.
     """
 
-    def __init__(self, key: str, num_envs: int, actions: Sequence[int]) -> None:
+    def __init__(self, key: str, num_envs: int, actions: Sequence[int], *, last_info: str = "info") -> None:
         """Allow everything until the first `read`.
 
         Args:
             key: Of the info that holds the mask.
             num_envs: N.
             actions: Options of each choice; one of them for a plain discrete action. A is their sum.
+            last_info: What the environment calls the info of an episode's last observation, for messages.
 
         Raises:
             ConfigError: Actions are not discrete.
         """
         if not actions:
             raise ConfigError("env.action_mask is set, but actions are continuous; leave it empty")
-        self._key, self._length = key, sum(actions)
+        self._key, self._length, self._last_info = key, sum(actions), last_info
         self._offsets = np.cumsum((0, *actions[:-1]))
         self._envs = np.arange(num_envs)[:, None]
         self.newest: NDArray[np.bool_] = np.ones((num_envs, self._length), np.bool_)
 
-    def read(self, infos: Sequence[object], ended: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def read(
+        self,
+        infos: Sequence[object],
+        terminated: NDArray[np.bool_],
+        truncated: NDArray[np.bool_],
+        lengths: NDArray[np.int64],
+    ) -> NDArray[np.bool_]:
         """Take and return the masks of newest observations, [N, A].
 
         Args:
             infos: Of each environment; one that is not a mapping has no mask.
-            ended: Where the observation is an episode's last: nothing needs to be legal there, nor a mask given.
+            terminated: Where the observation has no value, or the environment is down: nothing needs to be legal there,
+                nor a mask given.
+            truncated: Where the observation is the last one of an episode that was cut. Its value counts.
             lengths: Agent decisions of each episode so far, [N].
 
         Raises:
@@ -105,16 +116,18 @@ class ActionMasks:
             given = info.get(self._key) if isinstance(info, Mapping) else None
             if given is not None:
                 masks[index] = self._checked(given, index, lengths)
-            elif not ended[index]:
-                found = f"has no info[{self._key!r}], allowed: {self._wanted}"
+            elif not terminated[index]:
+                where, remedy = (self._last_info, _CUT) if truncated[index] else ("info", "")
+                found = f"has no {where}[{self._key!r}], allowed: {self._wanted}{remedy}"
                 raise EnvFailed(f"{place(index, lengths[index])} {found} (env.action_mask)", index=index)
         nothing = ~np.logical_or.reduceat(masks, self._offsets, axis=1).all(axis=1)
         if nothing.any():
-            if (stuck := np.flatnonzero(nothing & ~ended)).size:
+            if (stuck := np.flatnonzero(nothing & ~terminated)).size:
                 index = int(stuck[0])
+                remedy = _CUT if truncated[index] else ""
                 raise EnvFailed(
                     f"{place(index, lengths[index])} has an action mask without a legal action, "
-                    "allowed: at least 1 for each choice, unless the episode has ended",
+                    f"allowed: at least 1 for each choice, unless the episode has terminated{remedy}",
                     index=index,
                 )
             masks[nothing] = True

@@ -84,7 +84,10 @@ class BatchedEnv:
         )
         """Shapes and dtypes of one environment."""
         self._mask_key = mask_key
-        self._masks = ActionMasks(mask_key, env.num_envs, self.spec.action_options) if mask_key else None
+        self._masks: ActionMasks | None = None
+        if mask_key:
+            last = "infos['final_info']" if self._mode is AutoresetMode.SAME_STEP else "infos"
+            self._masks = ActionMasks(mask_key, env.num_envs, self.spec.action_options, last_info=last)
         self._infos: list[dict[str, Any]] = [{}] * env.num_envs
         self._next_infos: list[dict[str, Any]] = [{}] * env.num_envs
         """Infos of the episodes that ignored actions are played in."""
@@ -112,7 +115,7 @@ class BatchedEnv:
         self._format.check_finite(observation, self._counter.returns, self._counter.lengths)
         self._keep_masks(infos, ~self._ended)
         if self._masks is not None:
-            self._masks.read(self._infos, self._ended, self._counter.lengths)
+            self._masks.read(self._infos, self._ended, self._ended, self._counter.lengths)
         return observation
 
     def step(self, action: NDArray[Any]) -> VectorStep:
@@ -130,7 +133,7 @@ class BatchedEnv:
         self._format.check_finite(observation, reward, self._counter.lengths)
         self._ended = terminated | truncated
         if self._masks is not None:
-            self._masks.read(self._infos, self._ended, self._counter.lengths)
+            self._masks.read(self._infos, terminated, truncated, self._counter.lengths)
         return VectorStep(
             observation=observation,
             reward=reward,

@@ -122,7 +122,7 @@ class GymnasiumVectorEnv:
             observation[index] = self._first_observation(index, seed + index)
         self._format.check_finite(observation, self._counter.returns, self._counter.lengths)
         if self._masks is not None:
-            self._masks.read(self._infos, self._ended, self._counter.lengths)
+            self._masks.read(self._infos, self._ended, self._ended, self._counter.lengths)
         self._newest = observation
         return observation
 
@@ -138,7 +138,7 @@ class GymnasiumVectorEnv:
             observation[index] = row = self._first_observation(index, seed)
             self._format.check_finite(observation, self._counter.returns, self._counter.lengths)
             if self._masks is not None:
-                self._masks.read(self._infos, ended, self._counter.lengths)
+                self._masks.read(self._infos, ended, ended, self._counter.lengths)
         except EnvFailed:
             self._infos[index] = {}
             raise
@@ -174,8 +174,8 @@ class GymnasiumVectorEnv:
         self._check(lambda: self._format.check_finite(observation, reward, lengths), observation, reward)
         ended = terminated | truncated
         if self._masks is not None:
-            masks = self._masks
-            self._check(lambda: masks.read(self._infos, self._or_down(ended), lengths), observation, reward)
+            read, infos = self._masks.read, self._infos
+            self._check(lambda: read(infos, self._or_down(terminated), truncated, lengths), observation, reward)
         is_first, is_cut = is_reset_step.copy(), None
         if self._down:
             down, now = list(self._down), [error.index for error in self.failures if error.index is not None]

@@ -134,8 +134,8 @@ class MasksActions(VectorEnv, Protocol):
     def action_mask(self) -> NDArray[np.bool_]:
         """Whether each action is legal at the newest observation of each environment, [N, num_actions].
 
-        At least one is, even at an episode's last observation, whose action is ignored. The array is never written
-        again.
+        At least one is, even at an episode's last observation, whose action is ignored: where the episode is truncated,
+        the value of that observation is computed from its legal actions. The array is never written again.
         """
 
 

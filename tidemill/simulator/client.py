@@ -131,7 +131,8 @@ class SimulatorClient(Closing):
             reward: Reward of the action.
             terminated: Whether the episode is over and has no value beyond.
             truncated: Whether it is cut here by a limit.
-            action_mask: Which discrete actions are legal now; not needed with `terminated`.
+            action_mask: Which discrete actions are legal now; not needed with `terminated`, but with `truncated`, where
+                the value of the observation is computed from them.
             action: What the program does by itself at this observation, which is stored in place of a choice of the
                 service's: for a human player, a script, or a controller that acts when the network may not.
 

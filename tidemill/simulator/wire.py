@@ -188,7 +188,7 @@ def unpack_step(request: pb.PlayRequest, spec: EnvSpec) -> SeenStep:
         reward=step.reward,
         terminated=step.terminated,
         truncated=step.truncated and not step.terminated,
-        action_mask=None if step.terminated else _unpack_mask(step.action_mask, spec, step.step),
+        action_mask=None if step.terminated else _unpack_mask(step, spec),
         reported=unpack_action(step.reported, spec) if is_reported else None,
         evaluate=step.evaluate,
     )
@@ -291,15 +291,19 @@ def _unpack_observation(data: Sequence[bytes], spec: EnvSpec, step: int) -> Arra
     return np.frombuffer(bytearray(data[0]), spec.observation_dtype).reshape(spec.observation_shape)
 
 
-def _unpack_mask(data: bytes, spec: EnvSpec, step: int) -> NDArray[np.bool_] | None:
+def _unpack_mask(step: pb.Step, spec: EnvSpec) -> NDArray[np.bool_] | None:
     count = sum(spec.action_options) if spec.masks_actions else 0
-    if len(data) != count:
-        raise InvalidArgument(f"action_mask has {len(data)} bytes at step {step}, allowed: {count}")
+    cut = "a truncated episode needs the mask of its last observation, whose value is computed from the legal actions"
+    remedy = f"; {cut}" if count and step.truncated else ""
+    if len(step.action_mask) != count:
+        found = f"{len(step.action_mask)} bytes at step {step.step}, allowed: {count}"
+        raise InvalidArgument(f"action_mask has {found}{remedy}")
     if not count:
         return None
-    mask: NDArray[np.bool_] = np.frombuffer(data, np.uint8) != 0
+    mask: NDArray[np.bool_] = np.frombuffer(step.action_mask, np.uint8) != 0
     if not np.logical_or.reduceat(mask, np.cumsum((0, *spec.action_options[:-1]))).all():
-        raise InvalidArgument(f"action_mask has no legal action at step {step}, allowed: at least one for each choice")
+        found = f"no legal action at step {step.step}, allowed: at least one for each choice"
+        raise InvalidArgument(f"action_mask has {found}{remedy}")
     return mask
 
 

@@ -147,22 +147,65 @@ def test_wrong_mask_is_told_with_its_place(how: str, step: int, message: str) ->
     assert "\n" not in str(raised.value)
 
 
-def test_mask_may_be_missing_where_the_episode_has_ended() -> None:
-    """Nothing is chosen there."""
-    settings = EnvSettings(MASKED, {"mask": "missing", "bad_step": MaskedEnv.LENGTH}, action_mask="info.action_mask")
-    env = make_env(settings, 1, training=True)
+IN_INFO = {name: settings for name, settings in SETTINGS.items() if name != "observation"}
+
+
+def _at_the_end(settings: EnvSettings, how: str, end: str) -> EnvSettings:
+    """Return the settings of environments whose last mask is wrong."""
+    wrong = {"mask": how, "bad_step": MaskedEnv.LENGTH, "end": end}
+    return dataclasses.replace(settings, kwargs={**settings.kwargs, **wrong})
+
+
+def _play_episode(env: VectorEnv) -> None:
     env.reset(0)
     for number in range(MaskedEnv.LENGTH):
-        env.step(np.array([number % 2]))
-    assert _mask(env) == [ANY]
+        env.step(np.full(env.num_envs, number % 2))
+
+
+@pytest.mark.parametrize("settings", IN_INFO.values(), ids=IN_INFO)
+@pytest.mark.parametrize("how", ["missing", "none"])
+@pytest.mark.parametrize("end", ["terminated", "both"])
+def test_mask_may_be_missing_where_the_episode_has_terminated(settings: EnvSettings, how: str, end: str) -> None:
+    """Nothing is chosen there, and the observation has no value."""
+    env = make_env(_at_the_end(settings, how, end), 2, training=True)
+    _play_episode(env)
+    assert _mask(env) == [ANY, ANY]
+    env.close()
+
+
+@pytest.mark.parametrize("settings", IN_INFO.values(), ids=IN_INFO)
+@pytest.mark.parametrize("how, found", [("missing", "['action_mask'] 4"), ("none", "mask")])
+@pytest.mark.parametrize("training", [True, False])
+def test_mask_of_the_last_observation_of_a_truncated_episode_is_needed(
+    settings: EnvSettings, how: str, found: str, training: bool
+) -> None:
+    """Every action counted as legal: the value was that of an action that is never tried."""
+    env = make_env(_at_the_end(settings, how, "truncated"), 2, training=training)
+    where = "infos['final_info']" if how == "missing" and settings is SETTINGS["SameStep"] else ""
+    with pytest.raises(EnvFailed, match=naming(f"0 6 {where}{found} truncated")):
+        _play_episode(env)
+    env.close()
+
+
+def test_mask_of_the_last_observation_of_a_simulators_truncated_episode_is_needed() -> None:
+    """The refusal says so; with a stated termination none is."""
+    spec = EnvSpec((1,), "float32", num_actions=2, masks_actions=True)
+    step = SeenStep(3, np.zeros(1, np.float32), truncated=True)
+    with pytest.raises(InvalidArgument, match=naming("action_mask 0 3 2 truncated")):
+        unpack_step(pack_step(step, spec), spec)
+    nothing = dataclasses.replace(step, action_mask=np.zeros(2, np.bool_))
+    with pytest.raises(InvalidArgument, match=naming("action_mask 3 truncated")):
+        unpack_step(pack_step(nothing, spec), spec)
+    assert unpack_step(pack_step(dataclasses.replace(step, terminated=True), spec), spec).action_mask is None
 
 
 def test_each_of_several_choices_needs_a_legal_option() -> None:
     """From an environment as from a simulator: an agent would take the first option of the choice."""
     masks, mask = ActionMasks("mask", 1, (2, 2)), np.array([True, True, False, False])
+    no, yes, lengths = np.array([False]), np.array([True]), np.zeros(1, np.int64)
     with pytest.raises(EnvFailed, match=naming("mask without a legal action each choice")):
-        masks.read([{"mask": mask}], np.array([False]), np.zeros(1, np.int64))
-    assert masks.read([{"mask": mask}], np.array([True]), np.zeros(1, np.int64)).all()
+        masks.read([{"mask": mask}], no, no, lengths)
+    assert masks.read([{"mask": mask}], yes, no, lengths).all()
     spec = EnvSpec((1,), "float32", action_sizes=(2, 2), masks_actions=True)
     step = SeenStep(0, np.zeros(1, np.float32), action_mask=mask)
     with pytest.raises(InvalidArgument, match=naming("action_mask 0 each choice")):
