@@ -1,8 +1,9 @@
 """The committed learning results: the whole cluster, several seeds, one command.
 
-Every seed is a run of `tidemill train` in runs/learn/NAME/seed-SEED; one that has a result is not run again. The last
-and the best version of each are then tested on fresh episodes. benchmarks/results/learning/NAME gets the config as it
-was run, curve.csv, curve.png and result.json, which depend on the runs alone.
+Every seed is a run of `tidemill train` in runs/learn/NAME/seed-SEED. One that has a result is not run again; one that
+was stopped continues if the commit and the machine are the same. The last and the best version of each are then tested
+on fresh episodes. benchmarks/results/learning/NAME gets the config as it was run, curve.csv, curve.png and result.json,
+which depend on the runs alone.
 
     python -m benchmarks.learn configs/cartpole_dqn.yaml [--seeds 1 2 3] [--steps N] [--sb3 .venv-sb3]
     python -m benchmarks.learn --report [NAME ...]      on the seeds of declared_seeds.yaml, which nothing else may see

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.learn.atomic import write_json
 from benchmarks.learn.plan import RESULTS, Plan
 from benchmarks.learn.processes import Processes
-from benchmarks.learn.ran import versions_to_test
+from benchmarks.learn.ran import read_json, versions_to_test
 from benchmarks.rows import machine
 from tidemill.errors import ConfigError
 from tidemill.installation import versions
@@ -69,20 +69,30 @@ class _Seed:
     def run(self, *, again: bool, jobs: int) -> None:
         """Train unless that was done, then test."""
         if again or not _has_result(self._folder):
-            self._train(jobs)
+            self._train(jobs, fresh=again or not self._can_continue())
         if not _has_result(self._folder):
             _say(f"seed {self._seed}: no result, see {self._log}")
             return
         for version in versions_to_test(self._folder):
             self._test(version)
 
-    def _train(self, jobs: int) -> None:
-        _say(f"seed {self._seed}: runs, its output is in {self._log}")
-        write_json(self._folder.with_suffix(".json"), provenance() | {"jobs": jobs})
+    def _can_continue(self) -> bool:
+        """True if an earlier command was stopped in the middle of this run, on the same commit and machine."""
+        if not any((self._folder / "checkpoints").glob("*")) or self._plan.changed_settings(self._folder):
+            return False
+        was, now = read_json(self._folder.with_suffix(".json")), provenance()
+        return not str(now["commit"]).endswith("-dirty") and all(was.get(key) == value for key, value in now.items())
+
+    def _train(self, jobs: int, *, fresh: bool) -> None:
+        _say(f"seed {self._seed}: {'runs' if fresh else 'continues'}, its output is in {self._log}")
         plan = self._plan
-        options = {"config": plan.config_file, "run.root": plan.root, "run.name": self._folder.name}
-        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        command = [*_CLI, "train", *words, "--run.seed", str(self._seed), "--fresh"]
+        if fresh:
+            write_json(self._folder.with_suffix(".json"), provenance() | {"jobs": jobs})
+            options = {"config": plan.config_file, "run.root": plan.root, "run.name": self._folder.name}
+            words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+            command = [*_CLI, "train", *words, "--run.seed", str(self._seed), "--fresh"]
+        else:
+            command = [*_CLI, "resume", str(self._folder)]
         code = self._processes.run(command, self._log, self._limit_s)
         if code is None:
             _say(f"seed {self._seed}: stopped after {self._limit_s:g} s")
