@@ -62,9 +62,9 @@ def leaves(
 
 
 def without_mask(observation: Mapping[str, Any], key: str) -> tuple[Any, Any]:
-    """Return the rest of a Dict observation, a single value by itself, and the mask that one of its keys holds."""
+    """Return the rest of a Dict observation, a single value by itself, and the mask at one of its keys, or None."""
     rest = {each: value for each, value in observation.items() if each != key}
-    return next(iter(rest.values())) if len(rest) == 1 else rest, observation[key]
+    return next(iter(rest.values())) if len(rest) == 1 else rest, observation.get(key)
 
 
 _EXACT = 2**24  # float32 has every whole number up to here

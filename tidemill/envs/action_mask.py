@@ -56,7 +56,7 @@ class MaskFromObservation(gymnasium.Wrapper[Any, Any, Any, Any]):
         return rest, reward, terminated, truncated, {**info, _NAME: mask}
 
     def _divided(self, observation: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return the parts that the space declares, without the mask, and the mask."""
+        """Return the parts that the space declares, without the mask, and the mask, None if it is missing."""
         return without_mask({key: observation[key] for key in self._keys if key in observation}, self._key)
 
 
@@ -73,21 +73,23 @@ class ActionMasks:
         newest: Whether each action is legal at the newest observation, bool [N, A]; never written again.
     """
 
-    def __init__(self, key: str, num_envs: int, actions: Sequence[int], *, last_info: str = "info") -> None:
+    def __init__(self, setting: str, num_envs: int, actions: Sequence[int], *, last_info: str = "") -> None:
         """Allow everything until the first `read`.
 
         Args:
-            key: Of the info that holds the mask.
+            setting: `env.action_mask`, which says where the masks are.
             num_envs: N.
             actions: Options of each choice; one of them for a plain discrete action. A is their sum.
-            last_info: What the environment calls the info of an episode's last observation, for messages.
+            last_info: What the environment calls the info of an episode's last observation, if that is another one.
 
         Raises:
             ConfigError: Actions are not discrete.
         """
         if not actions:
             raise ConfigError("env.action_mask is set, but actions are continuous; leave it empty")
-        self._key, self._length, self._last_info = key, sum(actions), last_info
+        self._key, self._length = info_key(setting), sum(actions)
+        source, _, key = setting.partition(".")
+        self._named, self._last_named = (f"{each}[{key!r}]" for each in (source, last_info or source))
         self._offsets = np.cumsum((0, *actions[:-1]))
         self._envs = np.arange(num_envs)[:, None]
         self.newest: NDArray[np.bool_] = np.ones((num_envs, self._length), np.bool_)
@@ -117,8 +119,8 @@ class ActionMasks:
             if given is not None:
                 masks[index] = self._checked(given, index, lengths)
             elif not terminated[index]:
-                where, remedy = (self._last_info, _CUT) if truncated[index] else ("info", "")
-                found = f"has no {where}[{self._key!r}], allowed: {self._wanted}{remedy}"
+                missing, remedy = (self._last_named, _CUT) if truncated[index] else (self._named, "")
+                found = f"has no {missing}, allowed: {self._wanted}{remedy}"
                 raise EnvFailed(f"{place(index, lengths[index])} {found} (env.action_mask)", index=index)
         nothing = ~np.logical_or.reduceat(masks, self._offsets, axis=1).all(axis=1)
         if nothing.any():

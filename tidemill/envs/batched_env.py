@@ -50,7 +50,7 @@ class BatchedEnv:
         env: GymnasiumVectorEnv,
         name: str,
         *,
-        mask_key: str = "",
+        action_mask: str = "",
         joint_actions: bool = False,
         observation_stack: int = 1,
     ) -> None:
@@ -59,7 +59,7 @@ class BatchedEnv:
         Args:
             env: The environment.
             name: What made it, for messages.
-            mask_key: Of its infos, where the action masks are; nothing without them.
+            action_mask: Where the masks are, as `env.action_mask` says it; nothing without them.
             joint_actions: Whether every combination of several choices is one discrete action.
             observation_stack: Newest observations the network sees at once; only reported in the spec.
 
@@ -77,17 +77,17 @@ class BatchedEnv:
             observation_stack,
             num_actions=num_actions,
             action_shape=action_shape,
-            masks_actions=bool(mask_key),
+            masks_actions=bool(action_mask),
             action_sizes=self._actions.sizes,
             observation_parts=self._format.parts,
             observation_spaces=self._format.part_spaces,
         )
         """Shapes and dtypes of one environment."""
-        self._mask_key = mask_key
+        self._mask_key = info_key(action_mask)
         self._masks: ActionMasks | None = None
-        if mask_key:
-            last = "infos['final_info']" if self._mode is AutoresetMode.SAME_STEP else "infos"
-            self._masks = ActionMasks(mask_key, env.num_envs, self.spec.action_options, last_info=last)
+        if action_mask:
+            last = "infos['final_info']" if self._mode is AutoresetMode.SAME_STEP else ""
+            self._masks = ActionMasks(action_mask, env.num_envs, self.spec.action_options, last_info=last)
         self._infos: list[dict[str, Any]] = [{}] * env.num_envs
         self._next_infos: list[dict[str, Any]] = [{}] * env.num_envs
         """Infos of the episodes that ignored actions are played in."""
@@ -322,7 +322,7 @@ def _checked(env: Any, settings: EnvSettings, num_envs: int) -> VectorEnv:  # no
         made: VectorEnv = BatchedEnv(
             env,
             name,
-            mask_key=info_key(settings.action_mask),
+            action_mask=settings.action_mask,
             joint_actions=settings.joint_actions,
             observation_stack=settings.observation_stack,
         )

@@ -42,7 +42,7 @@ class GymnasiumVectorEnv:
         make_one: Callable[[], GymnasiumEnv],
         num_envs: int,
         *,
-        mask_key: str = "",
+        action_mask: str = "",
         joint_actions: bool = False,
         observation_stack: int = 1,
         tolerates: bool = False,
@@ -52,7 +52,7 @@ class GymnasiumVectorEnv:
         Args:
             make_one: Makes one.
             num_envs: N.
-            mask_key: Of their infos, where the action mask is; nothing without one.
+            action_mask: Where their masks are, as `env.action_mask` says it; nothing without them.
             joint_actions: Whether every combination of several choices is one discrete action.
             observation_stack: Newest observations the network sees at once; only reported in the spec.
             tolerates: Whether `step` lists in `failures` what fails, and steps the rest; otherwise it raises.
@@ -75,13 +75,13 @@ class GymnasiumVectorEnv:
             observation_stack,
             num_actions=self._actions.num_actions,
             action_shape=self._actions.shape,
-            masks_actions=bool(mask_key),
+            masks_actions=bool(action_mask),
             action_sizes=self._actions.sizes,
             observation_parts=self._format.parts,
             observation_spaces=self._format.part_spaces,
         )
         """Shapes and dtypes of one environment."""
-        self._masks = ActionMasks(mask_key, num_envs, self.spec.action_options) if mask_key else None
+        self._masks = ActionMasks(action_mask, num_envs, self.spec.action_options) if action_mask else None
         self._infos: list[Mapping[str, Any]] = [{}] * num_envs
         self._action_shape = (num_envs, *self._actions.shape)
         self._ended = np.zeros(num_envs, np.bool_)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
-from tidemill.envs.action_mask import MaskFromObservation, info_key
+from tidemill.envs.action_mask import MaskFromObservation
 from tidemill.envs.atari_env import game_ids, make_atari
 from tidemill.envs.batched_env import make_batched, purpose
 from tidemill.envs.declared import declared_spec
@@ -158,7 +158,7 @@ def _make_gymnasium(
     return GymnasiumVectorEnv(
         partial(timed, partial(make_one, settings, training=training, render=render)),
         num_envs,
-        mask_key=info_key(settings.action_mask),
+        action_mask=settings.action_mask,
         joint_actions=settings.joint_actions,
         observation_stack=settings.observation_stack,
         tolerates=tolerates,

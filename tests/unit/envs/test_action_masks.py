@@ -75,6 +75,20 @@ class TellingEnv(MaskedEnv):
         return {**super()._observation(), "turn": self._step}
 
 
+class SilentEnv(MaskedEnv):
+    """Observes its mask except at one step."""
+
+    def __init__(self, silent_step: int, end: str) -> None:
+        super().__init__("observation", end=end)
+        self._silent_step = silent_step
+
+    def _observation(self) -> Any:  # noqa: ANN401 - as the parent's
+        observation = super()._observation()
+        if self._step == self._silent_step:
+            del observation["action_mask"]
+        return observation
+
+
 class ForgetfulEnv(gymnasium.Env[Any, Any]):
     """Leaves out a part of its observations."""
 
@@ -173,6 +187,29 @@ def test_mask_may_be_missing_where_the_episode_has_terminated(settings: EnvSetti
     env.close()
 
 
+def _silent(step: int, end: str) -> VectorEnv:
+    settings = EnvSettings(
+        f"{__name__}:SilentEnv", {"silent_step": step, "end": end}, action_mask="observation.action_mask"
+    )
+    return make_env(settings, 1, training=True)
+
+
+@pytest.mark.parametrize("end", ["terminated", "both"])
+def test_last_observation_of_a_terminated_episode_may_lack_its_mask(end: str) -> None:
+    """It raised KeyError, so that no episode was seen to terminate."""
+    env = _silent(MaskedEnv.LENGTH, end)
+    _play_episode(env)
+    assert _mask(env) == [ANY]
+
+
+@pytest.mark.parametrize("step, end", [(0, "terminated"), (3, "terminated"), (MaskedEnv.LENGTH, "truncated")])
+def test_any_other_observation_without_its_mask_is_told_with_its_place(step: int, end: str) -> None:
+    """By the key of the observation, not by one of the info."""
+    at = f"0 {step} observation['action_mask'] 4{' truncated' if end == 'truncated' else ''}"
+    with pytest.raises(EnvFailed, match=naming(at)):
+        _play_episode(_silent(step, end))
+
+
 @pytest.mark.parametrize("settings", IN_INFO.values(), ids=IN_INFO)
 @pytest.mark.parametrize("how, found", [("missing", "['action_mask'] 4"), ("none", "mask")])
 @pytest.mark.parametrize("training", [True, False])
@@ -201,7 +238,7 @@ def test_mask_of_the_last_observation_of_a_simulators_truncated_episode_is_neede
 
 def test_each_of_several_choices_needs_a_legal_option() -> None:
     """From an environment as from a simulator: an agent would take the first option of the choice."""
-    masks, mask = ActionMasks("mask", 1, (2, 2)), np.array([True, True, False, False])
+    masks, mask = ActionMasks("info.mask", 1, (2, 2)), np.array([True, True, False, False])
     no, yes, lengths = np.array([False]), np.array([True]), np.zeros(1, np.int64)
     with pytest.raises(EnvFailed, match=naming("mask without a legal action each choice")):
         masks.read([{"mask": mask}], no, no, lengths)
