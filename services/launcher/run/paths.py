@@ -11,7 +11,7 @@ import dataclasses
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tidemill.config.addresses import check_shards
@@ -225,13 +225,21 @@ def _run_that_filled_the_table(config: RunConfig, log: Path) -> Path | None:
     return next((folder for folder, other in runs_with_its_table(config) if log in log_folders(other)), None)
 
 
-def runs_with_its_table(config: RunConfig) -> Iterator[tuple[Path, RunConfig]]:
-    """Yield folder and settings of each run that has trained with a table of the same name, below the same root."""
+def runs_with_its_table(
+    config: RunConfig, which: Callable[[Path], bool] = has_trained
+) -> Iterator[tuple[Path, RunConfig]]:
+    """Yield folder and settings of each run with a table of the same name, below the same root.
+
+    Args:
+        config: Of the run.
+        which: Whether a folder counts; those of runs that have trained by default.
+    """
     for file in sorted(config.run.folder.parent.glob("*/config.yaml")):
         with contextlib.suppress(ConfigError, FatalError):  # nor could it be continued
-            other = with_absolute_log(read_settings(RunConfig, file))
-            if other.table.name == config.table.name and has_trained(file.parent):
-                yield file.parent, other
+            if which(file.parent):
+                other = with_absolute_log(read_settings(RunConfig, file))
+                if other.table.name == config.table.name:
+                    yield file.parent, other
 
 
 def _starts_again(config: RunConfig) -> bool:

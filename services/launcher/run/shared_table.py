@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tidemill.config.sections import RunConfig
 from tidemill.errors import AlreadyExists, NotFound, Unavailable
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.named_table import addresses_of
 from tidemill.replay.shards.directory import servers_now
+from tidemill.services.launcher.run.folder import is_running
 from tidemill.services.launcher.run.paths import runs_with_its_table
 
 _ASK_S = 10.0
@@ -22,8 +25,7 @@ def check_new_table(config: RunConfig) -> str:
     Raises:
         AlreadyExists: The items are those of a run that has trained below the same root.
     """
-    has_writers = config.launcher.actors or config.inference.simulators
-    if config.launcher.replay or not has_writers or not (items := _items(config)):
+    if not _writes_elsewhere(config) or not (items := _items(config)):
         return ""
     name, addresses = config.table.name, config.cluster.replay
     holds = f"table.name is {name!r}, and the replay service at {', '.join(addresses)} holds {items:,} items"
@@ -35,6 +37,36 @@ def check_new_table(config: RunConfig) -> str:
                 "`tidemill resume`"
             )
     return f"{holds} in a table of this name, which this run trains on; another --table.name starts with an empty one"
+
+
+def check_filled_alone(config: RunConfig) -> None:
+    """Check, once the folder of a new run is locked, that no run that started before it is filling the same table.
+
+    Neither finds items of the other there, if they start at the same moment.
+
+    Raises:
+        AlreadyExists: Such a run is running below the same root.
+    """
+    own = config.run.folder
+    if not _writes_elsewhere(config):
+        return
+    for folder, other in runs_with_its_table(config, lambda each: each.name != own.name and is_running(each)):
+        is_shared = set(other.cluster.replay) & set(config.cluster.replay)
+        if is_shared and _writes_elsewhere(other) and _began(folder) < _began(own):
+            raise AlreadyExists(
+                f"table.name is {config.table.name!r}, and {folder}, which is running, fills the table of this name at "
+                f"{', '.join(config.cluster.replay)}: choose another name with --table.name, and with --actor.id"
+            )
+
+
+def _writes_elsewhere(config: RunConfig) -> bool:
+    """True if a run fills a table on a replay service that it does not start itself."""
+    return not config.launcher.replay and (config.launcher.actors > 0 or config.inference.simulators > 0)
+
+
+def _began(folder: Path) -> tuple[int, str]:
+    """Return the key by which runs sort in the order of their starts."""
+    return (folder / "config.yaml").stat().st_mtime_ns, folder.name
 
 
 def _items(config: RunConfig) -> int:
