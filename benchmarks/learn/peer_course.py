@@ -12,20 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learn.atomic import write_json, write_text
+from tidemill.config.evaluation import TEST_SEED_OFFSET
 from tidemill.config.sections import RunConfig
 from tidemill.scores import COLUMNS, Score
 from tidemill.services.evaluator.protocol import Evaluation
-from tidemill.services.evaluator.verdict import (
-    CONFIRMATION_SEED_OFFSET,
-    confirmation_seeds,
-    evaluation_seeds,
-    reaches_target,
-)
+from tidemill.services.evaluator.verdict import confirmation_seeds, evaluation_seeds, reaches_target
 
 State = dict[str, Any]
-
-_TEST_SEED_OFFSET = 10 * CONFIRMATION_SEED_OFFSET
-"""As `tidemill evaluate` has it."""
 
 
 class Course:
@@ -93,7 +86,7 @@ class Course:
 
     def test(self, number: int, episodes: int) -> None:
         """Play fresh episodes with the parameters of now, which are those of a version; 0 for none."""
-        seeds = evaluation_seeds(self._config.evaluator.seed + _TEST_SEED_OFFSET, episodes)
+        seeds = evaluation_seeds(self._config.evaluator.seed + TEST_SEED_OFFSET, episodes)
         if episodes and (found := self._play(seeds)):
             document = {
                 "mean": found.mean,

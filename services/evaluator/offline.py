@@ -14,21 +14,18 @@ from typing import TYPE_CHECKING
 
 from tidemill.bundle.files import check_trusted, describe_no_run, present_name, read_policy_params
 from tidemill.bundle.hub import local_folder
+from tidemill.config.evaluation import TEST_SEED_OFFSET
 from tidemill.config.load import read_settings
 from tidemill.config.noops import check_noops
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.errors import ConfigError
 from tidemill.params.version import Params
 from tidemill.process import leave, run, stop_event
-from tidemill.services.evaluator.verdict import CONFIRMATION_SEED_OFFSET
 from tidemill.settings.argument_parser import ArgumentParser
 from tidemill.settings.check import check
 
 if TYPE_CHECKING:
     from tidemill.services.evaluator.episode_runner import EpisodeRunner
-
-_FRESH_SEED_OFFSET = 10 * CONFIRMATION_SEED_OFFSET
-"""Far from every seed of the run's own evaluations and confirmations, and far below the training seeds."""
 
 _REPORTS = "evaluations"
 """Folder of the reports in the run's folder."""
@@ -111,7 +108,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from tidemill.services.evaluator.protocol import EpisodesFailed
     from tidemill.services.evaluator.video import check_pictures
 
-    first = config.evaluator.seed + _FRESH_SEED_OFFSET if arguments.seed is None else arguments.seed
+    first = config.evaluator.seed + TEST_SEED_OFFSET if arguments.seed is None else arguments.seed
     torch.set_num_threads(config.evaluator.threads)
     stop = stop_event()
     with closing(EpisodeRunner(config)) as runner:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tidemill.config.evaluation import CONFIRMATION_SEED_OFFSET
 from tidemill.config.run import RunSettings
 from tidemill.params.version import ParamsMetadata
-
-CONFIRMATION_SEED_OFFSET = 1_000_000
-"""Confirmations play seeds this far above those of the evaluations; training seeds lie far beyond both."""
 
 
 @dataclass(frozen=True)

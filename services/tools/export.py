@@ -29,7 +29,7 @@ from tidemill.bundle.files import (
 )
 from tidemill.bundle.hub import open_repository, upload
 from tidemill.bundle.onnx_report import NAME, OnnxReport, try_onnx
-from tidemill.config.evaluation import noop_max_of
+from tidemill.config.evaluation import is_fresh, noop_max_of
 from tidemill.config.load import read_document, read_settings
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.make import spec_of
@@ -379,11 +379,31 @@ def _scores(
         lines.append(
             f"- {confirmation.mean:.2f} ± {confirmation.std:.2f} over {confirmation.episodes} fresh episodes{outcome}"
         )
-    lines += [
-        f"- {test['mean']:.2f} ± {test['std']:.2f} over {test['episodes']} fresh episodes, {test['policy']} policy, "
-        f"seeds from {test['seeds'][0]}"
-        for test in tests
-    ]
+    lines += [_tested(test, config) for test in tests]
     starts = f", up to {noop_max_of(config)} no-op starts" if config.env.is_atari else ""
     protocol = f"Raw returns of full episodes, each with its own seed{starts}; mean ± standard deviation over episodes."
     return [*(lines or ["This version has not been evaluated."]), "", protocol]
+
+
+def _tested(test: Mapping[str, Any], config: EvaluatorConfig) -> str:
+    """Return the line of a report by `tidemill evaluate`, with what it measured otherwise than the run does."""
+    failed, first = test.get("failed_episodes", 0), test.get("first_seed", test["seeds"][0])
+    fresh = "fresh " if is_fresh(config, range(first, first + test["episodes"] + failed)) else ""
+    policy = (
+        f"epsilon policy (epsilon {test['epsilon']:g})" if test["policy"] == "epsilon" else f"{test['policy']} policy"
+    )
+    noops, sticky, steps = (test.get(name) for name in ("noop_max", "sticky_actions", "max_steps"))
+    others = {
+        f"{failed} more failed": failed,
+        f"up to {noops} no-op starts instead": noops not in (None, noop_max_of(config)),
+        f"sticky actions {sticky}": sticky not in (None, config.env.sticky_actions),
+        f"at most {steps or 'any number of'} decisions each": steps not in (None, config.env.max_evaluation_steps),
+    }
+    return ", ".join(
+        [
+            f"- {test['mean']:.2f} ± {test['std']:.2f} over {test['episodes']} {fresh}episodes",
+            policy,
+            f"seeds from {first}",
+            *(words for words, is_so in others.items() if is_so),
+        ]
+    )

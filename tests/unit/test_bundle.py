@@ -753,6 +753,40 @@ def test_card_names_what_was_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "test, line",
+    [
+        ({}, "100 fresh episodes, greedy policy, seeds from 10010000"),
+        (
+            {"noop_max": 30, "sticky_actions": 0.0, "failed_episodes": 0},
+            "100 fresh episodes, greedy policy, seeds from 10010000",
+        ),
+        ({"first_seed": 10_000}, "100 episodes, greedy policy, seeds from 10000"),
+        ({"first_seed": 9_901}, "100 episodes, greedy policy, seeds from 9901"),
+        ({"first_seed": 9_900}, "100 fresh episodes, greedy policy, seeds from 9900"),
+        ({"first_seed": 1_010_000}, "100 episodes, greedy policy, seeds from 1010000"),
+        ({"first_seed": 99_999_901}, "100 episodes, greedy policy, seeds from 99999901"),
+        (
+            {"policy": "epsilon", "epsilon": 0.2},
+            "100 fresh episodes, epsilon policy (epsilon 0.2), seeds from 10010000",
+        ),
+        (
+            {"noop_max": 0, "sticky_actions": 0.25, "max_steps": 7, "failed_episodes": 3},
+            "100 fresh episodes, greedy policy, seeds from 10010000, 3 more failed, up to 0 no-op starts instead, "
+            "sticky actions 0.25, at most 7 decisions each",
+        ),
+    ],
+)
+def test_card_says_what_a_test_measured_otherwise_than_the_run(test: dict[str, Any], line: str, tmp_path: Path) -> None:
+    """Episodes are fresh whose seeds have neither chosen the version nor trained it."""
+    made = _bundle(tmp_path)
+    config = tidemill.load_config({"env": {"id": "ALE/Pong-v5"}, "agent": {"algorithm": "dqn"}})
+    usual = {"mean": 1.0, "std": 0.5, "episodes": 100, "policy": "greedy", "seeds": [0], "first_seed": 10_010_000}
+    steps = {"max_steps": config.env.max_evaluation_steps}
+    card = model_card(made, config, None, [usual | steps | test], [], OnnxReport("no"))  # type: ignore[arg-type]
+    assert f"\n- 1.00 ± 0.50 over {line}\n" in card
+
+
+@pytest.mark.parametrize(
     "target, outcome",
     [
         (-125.0, " that confirmed it at the target of -125"),

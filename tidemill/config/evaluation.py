@@ -6,6 +6,15 @@ from tidemill.config.sections import EvaluatorConfig, RunConfig
 from tidemill.errors import ConfigError
 from tidemill.types import EnvSpec
 
+CONFIRMATION_SEED_OFFSET = 1_000_000
+"""Confirmations play seeds this far above those of the evaluations."""
+
+TEST_SEED_OFFSET = 10 * CONFIRMATION_SEED_OFFSET
+"""`tidemill evaluate` plays seeds this far above those of the evaluations, unless it is given others."""
+
+TRAINING_SEED = 100_000_000
+"""Least seed of training, far above all of these."""
+
 
 def epsilon_of(config: EvaluatorConfig | RunConfig) -> float:
     """Return the share of random actions of the policy `epsilon`: the evaluator's, or else the agent's."""
@@ -17,6 +26,12 @@ def epsilon_of(config: EvaluatorConfig | RunConfig) -> float:
 def noop_max_of(config: EvaluatorConfig | RunConfig) -> int:
     """Return the most no-op frames at the start of an episode: the evaluator's, or else the environment's."""
     return config.env.noop_max if config.evaluator.noop_max is None else config.evaluator.noop_max
+
+
+def is_fresh(config: EvaluatorConfig, seeds: range) -> bool:
+    """True if none of these seeds is one of the run's evaluations, confirmations or training."""
+    own = config.evaluator.seed
+    return seeds.stop <= own or (own + TEST_SEED_OFFSET <= seeds.start and seeds.stop <= TRAINING_SEED)
 
 
 def check_policy(policy: str, spec: EnvSpec, source: str = "env") -> None:
