@@ -136,7 +136,7 @@ def run(config: RunConfig, folder: RunFolder, loggers: LoggerProcesses, forks: F
     """Run the cluster of a locked folder until its end; return the exit code."""
     survive_without_output()  # nothing that a person looks at may end the run
     scores = read_scores(folder.path / "scores.csv")
-    view = make_view(config, newest=scores[-1] if scores else None)
+    view = make_view(config, earlier=len(scores))
     sockets = make_socket_folder()
     try:
         loggers.start(config.launcher.loggers, folder)

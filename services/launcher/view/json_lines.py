@@ -10,7 +10,6 @@ from typing import Any, TextIO
 
 from tidemill.config.run import RunSettings
 from tidemill.learner.status import LearnerStatus
-from tidemill.scores import Score
 from tidemill.services.launcher.view.status import ClusterStatus
 from tidemill.services.launcher.view.warnings import kind_of
 
@@ -23,12 +22,12 @@ class JsonView:
     Each has `elapsed_s`, seconds since this session of the run was started. Fields are only ever added.
     """
 
-    def __init__(self, run: RunSettings, stream: TextIO, newest: Score | None = None) -> None:
-        """Print to `stream`, but not a score that is there already."""
+    def __init__(self, run: RunSettings, stream: TextIO, earlier: int = 0) -> None:
+        """Print to `stream`, but not the first `earlier` scores, which are of earlier sessions."""
         self._run, self._stream = run, stream
         self._elapsed_s = 0.0
         self._next_progress_s = 0.0
-        self._newest = newest
+        self._scores = earlier
         self._warnings: frozenset[str] = frozenset()
 
     def event(self, message: str, details: Sequence[str] = ()) -> None:
@@ -36,15 +35,15 @@ class JsonView:
         self._print("event", message=message, details=list(details))
 
     def show(self, status: ClusterStatus) -> None:
-        """Print new warnings and a new score at once, and progress when it is due."""
+        """Print new warnings and scores at once, and progress when it is due."""
         self._elapsed_s = status.elapsed_s
         warnings = {kind_of(warning): warning for warning in sorted(status.warnings)}
         for kind in warnings.keys() - self._warnings:
             self._print("warning", message=warnings[kind])
         self._warnings = frozenset(warnings)
-        if status.newest and status.newest != self._newest:
-            self._newest = status.newest
-            self._print("evaluation", **dataclasses.asdict(status.newest))
+        for score in status.scores[self._scores :]:
+            self._print("evaluation", **dataclasses.asdict(score))
+        self._scores = max(self._scores, len(status.scores))  # the file may be away for a moment
         if status.elapsed_s >= self._next_progress_s and status.counting:
             self._next_progress_s = status.elapsed_s + _PROGRESS_EVERY_S
             self._print("progress", **progress_fields(status, self._run))

@@ -46,23 +46,23 @@ class View(Protocol):
         """Release the terminal."""
 
 
-def make_view(config: RunConfig, stream: TextIO | None = None, *, newest: Score | None = None) -> View:
+def make_view(config: RunConfig, stream: TextIO | None = None, *, earlier: int = 0) -> View:
     """Return the view that the settings ask for; `auto` is live on a terminal that can redraw lines.
 
     Args:
         config: Of the run.
         stream: What it prints to; None for standard output.
-        newest: Last score of the run's earlier sessions, which is not printed as a new one.
+        earlier: Scores of the run's earlier sessions, which are not printed as new ones.
     """
     stream = stream or sys.stdout
     kind = config.launcher.view
     if kind == "live" or (kind == "auto" and stream.isatty() and _redraws()):
         return _live_view(config, stream)
     if kind == "json":
-        return JsonView(config.run, stream, newest)
+        return JsonView(config.run, stream, earlier)
     if kind == "quiet":
         return QuietView(stream)
-    return PlainView(config.run, stream, newest)
+    return PlainView(config.run, stream, earlier)
 
 
 def _redraws() -> bool:
@@ -83,12 +83,12 @@ def _live_view(config: RunConfig, stream: TextIO) -> View:
 class PlainView:
     """Lines that also read well in a file: each event, progress every ten seconds, each new score."""
 
-    def __init__(self, run: RunSettings, stream: TextIO, newest: Score | None = None) -> None:
-        """Print to `stream`, but not a score that is there already."""
+    def __init__(self, run: RunSettings, stream: TextIO, earlier: int = 0) -> None:
+        """Print to `stream`, but not the first `earlier` scores, which are of earlier sessions."""
         self._run, self._stream = run, stream
         self._elapsed_s = 0.0
         self._next_progress_s = 0.0
-        self._newest = newest
+        self._scores = earlier
         self._warned: set[str] = set()
 
     def event(self, message: str, details: Sequence[str] = ()) -> None:
@@ -99,15 +99,15 @@ class PlainView:
         self._stream.flush()
 
     def show(self, status: ClusterStatus) -> None:
-        """Print a new score at once and progress when it is due."""
+        """Print new warnings and scores at once, and progress when it is due."""
         self._elapsed_s = status.elapsed_s
         warnings = {kind_of(line): line for line in status.warnings}
         for kind in warnings.keys() - self._warned:
             self._print(f"warning: {warnings[kind]}")
         self._warned = set(warnings)
-        if status.newest and status.newest != self._newest:
-            self._newest = status.newest
-            self._print(f"evaluation  {describe_score(status.newest)}")
+        for score in status.scores[self._scores :]:
+            self._print(f"evaluation  {describe_score(score)}")
+        self._scores = max(self._scores, len(status.scores))  # the file may be away for a moment
         if status.elapsed_s >= self._next_progress_s and (learner := status.counting):
             self._next_progress_s = status.elapsed_s + _PLAIN_EVERY_S
             self._print(describe_progress(status, learner, self._run))

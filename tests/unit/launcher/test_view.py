@@ -63,7 +63,7 @@ _PROCESSES = (
     ProcessRow("replay", Phase.SERVING, 4711, 0, "", ProcessUsage(0.125, 64 * 2**20)),
     ProcessRow("learner", Phase.BACKOFF, None, 2, "was killed by signal 9", None),
 )
-_STATUS = ClusterStatus(72.0, _PROCESSES, _LEARNER, 1_234.0, _SCORE, _BEST)
+_STATUS = ClusterStatus(72.0, _PROCESSES, _LEARNER, 1_234.0, _SCORE, _BEST, scores=(_SCORE,))
 
 
 def _rendered(
@@ -522,11 +522,21 @@ def test_json_view_prints_one_object_per_line() -> None:
 @pytest.mark.parametrize("kind", ["json", "plain"])
 def test_score_of_an_earlier_session_is_not_printed_again(kind: Literal["json", "plain"]) -> None:
     """A resumed run shows those that follow."""
-    view = make_view(RunConfig(launcher=LauncherSettings(view=kind)), stream := io.StringIO(), newest=_SCORE)
+    view = make_view(RunConfig(launcher=LauncherSettings(view=kind)), stream := io.StringIO(), earlier=1)
     view.show(_STATUS)
     assert "evaluation" not in stream.getvalue()
-    view.show(dataclasses.replace(_STATUS, newest=_BEST))
+    view.show(dataclasses.replace(_STATUS, scores=(_SCORE, _BEST)))
     assert stream.getvalue().count("evaluation") == 1
+
+
+@pytest.mark.parametrize("view", [PlainView, JsonView])
+def test_every_score_is_printed_once_however_many_come_between_two_polls(view: type[PlainView | JsonView]) -> None:
+    """Also if the file could not be read at a poll."""
+    shown = view(RunSettings(), stream := io.StringIO())
+    for scores in ((), (_SCORE, _BEST, _SCORE), (), (_SCORE, _BEST, _SCORE, _BEST)):
+        shown.show(ClusterStatus(1.0, (), scores=scores))
+    lines = stream.getvalue().splitlines()
+    assert [f"{_BEST.mean:.1f}" in line for line in lines] == [False, True, False, True]
 
 
 def test_quiet_view_prints_warnings_and_the_result() -> None:
