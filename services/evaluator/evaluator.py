@@ -104,8 +104,6 @@ class Evaluator:
         self._stop, self._finish, self._now = stop, finish, now
         self._events = events or EvaluatorEvents()
         self._hang_s = _HANG_S
-        self._longest_s = 0.0
-        """Of the evaluations so far."""
         self._due_s = now()
         self._tried = self._awaited = 0
         """Decisions behind the version tried last, which may have no score, and those that the next one waits for."""
@@ -272,7 +270,7 @@ class Evaluator:
 
     def _bound_s(self, share: float) -> float:
         """Return the time limit in seconds of the last evaluation, or of one with `share` times its episodes."""
-        return max(self._config.evaluator.last_timeout_s, 2.0 * self._longest_s) * max(share, 1.0)
+        return max(self._config.evaluator.last_timeout_s, 2.0 * self._logs.clock.longest_s) * max(share, 1.0)
 
     @contextmanager
     def _stopped_after(
@@ -303,7 +301,8 @@ class Evaluator:
         evaluation = self._play(params, evaluation_seeds(settings.seed, settings.episodes), is_stopped)
         if evaluation is None:
             return None
-        self._longest_s = max(self._longest_s, self._now() - started_s)
+        clock = self._logs.clock
+        clock.longest_s = max(clock.longest_s, self._now() - started_s)
         score = self._logs.add(evaluation, params.version)
         self._events.on_evaluation(score)
         _EPISODES.inc(score.episodes)

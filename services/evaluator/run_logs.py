@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -37,6 +38,9 @@ class WallClock:
 
     What earlier sessions took is kept in wall_clock.json, which `save` writes; a session that was killed
     loses what it had not saved. Safe to use from several threads.
+
+    Attributes:
+        longest_s: Seconds of the longest evaluation so far, also of earlier sessions; `save` writes it, too.
     """
 
     def __init__(self, file: Path, session_start_s: float, now: Callable[[], float]) -> None:
@@ -52,7 +56,10 @@ class WallClock:
             UnknownFormat: The file has a format that this version does not know.
         """
         self._file, self._session_start_s, self._now = file, session_start_s, now
-        self._before_s = self._read()
+        document = formats.read_json(file, formats.CLOCK)
+        is_same_session = document.get("session_start_s") == session_start_s
+        self._before_s = _seconds(document, "before_s" if is_same_session else "wall_s")
+        self.longest_s = _seconds(document, "longest_evaluation_s")
         self._saving, self._tried_s = threading.Lock(), session_start_s
 
     def wall_s(self) -> float:
@@ -81,16 +88,16 @@ class WallClock:
             "session_start_s": self._session_start_s,
             "before_s": self._before_s,
             "wall_s": round(self.wall_s(), 3),
+            "longest_evaluation_s": round(self.longest_s, 3),
         }
         write_atomically(self._file, json.dumps(document) + "\n", sync=sync)
 
-    def _read(self) -> float:
-        document = formats.read_json(self._file, formats.CLOCK)
-        is_same_session = document.get("session_start_s") == self._session_start_s
-        try:
-            return float(document["before_s"] if is_same_session else document["wall_s"])
-        except (KeyError, TypeError, ValueError):  # no file, or a damaged one
-            return 0.0
+
+def _seconds(document: Mapping[str, Any], name: str) -> float:
+    try:
+        return float(document[name])
+    except (KeyError, TypeError, ValueError):  # no file, or an older or damaged one
+        return 0.0
 
 
 def session_start_s(now: Callable[[], float]) -> float:

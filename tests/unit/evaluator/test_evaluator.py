@@ -322,6 +322,23 @@ def test_evaluator_does_not_repeat_a_version_after_a_restart(tmp_path: Path) -> 
     again.logs.close()
 
 
+def test_last_evaluation_of_a_restarted_evaluator_may_take_as_long_as_those_before(tmp_path: Path) -> None:
+    """An evaluation took 500 s: after a restart the last one has at least twice that instead of 120 s."""
+    scene = _scene(tmp_path, {1: [50.0]}, _SETTINGS)
+    play, now = scene.runner.run, scene.evaluator._now
+
+    def slow(params: Params, seeds: Sequence[int], is_stopped: Callable[[], bool]) -> Evaluation | None:
+        for _ in range(500):
+            now()
+        return play(params, seeds, is_stopped)
+
+    scene.runner.run = slow  # type: ignore[method-assign]
+    scene.evaluator.run()  # is not closed, as if it was killed
+    again = _scene(tmp_path, {1: [50.0]}, _SETTINGS)
+    again.finish.set()
+    assert again.evaluator.step_limit_s() > 1000.0
+
+
 def test_metrics_show_the_scores_of_the_run_after_a_restart(tmp_path: Path) -> None:
     """Until the first evaluation ends, which may take an hour."""
     scene = _scene(tmp_path, {7: [50.0], 8: [40.0]}, _SETTINGS)

@@ -70,3 +70,12 @@ def test_clock_that_cannot_be_saved_at_the_end_fails_no_run(tmp_path: Path, monk
     logs = RunLogs(RunSettings(name="r", root=str(tmp_path)), Clock(0.0))
     monkeypatch.setattr(logs.clock, "save", Mock(side_effect=OSError(errno.ENOSPC, "no space")))
     logs.close()
+
+
+def test_longest_evaluation_is_kept_for_the_next_session(tmp_path: Path) -> None:
+    """The last evaluation of a resumed run may take as long; a file of an older version has none."""
+    clock = WallClock(tmp_path / "c.json", 100.0, Clock(130.0))
+    assert clock.longest_s == 0.0
+    clock.longest_s = 300.0
+    clock.save()
+    assert WallClock(tmp_path / "c.json", 7.0, Clock(12.0)).longest_s == 300.0
