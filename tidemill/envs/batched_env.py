@@ -219,14 +219,26 @@ class BatchedEnv:
             raise EnvFailed(f"{self._name} ended an episode and reset it in the same step without infos['final_obs']")
         last = infos.get("final_info")
         for index in np.flatnonzero(ended).tolist():
-            final = infos["final_obs"][index]
             try:
-                row = self._format.pack(final) if self._format.parts else stored(final, self._format.dtype)
+                observation[index] = self._last_row(infos["final_obs"], index)
             except InvalidArgument as error:
                 raise EnvFailed(f"{self._name} returned a last {error}") from error
-            observation[index] = row
+            except (LookupError, TypeError) as error:
+                raise EnvFailed(
+                    f"{self._name} returned no infos['final_obs'] of environment {index}, allowed: a batch like its "
+                    "observations, or a list or array of single ones"
+                ) from error
             self._next_infos[index] = self._infos[index]
             self._infos[index] = self._mask_info(last, index) if isinstance(last, Mapping) else {}
+
+    def _last_row(self, final: Any, index: int) -> NDArray[Any]:  # noqa: ANN401 - the user's
+        """Return the last observation of an environment as it is stored; `final` holds those of all."""
+        if not self._format.parts:
+            return stored(final[index], self._format.dtype)
+        is_tuple = isinstance(final, tuple) and isinstance(self._env.single_observation_space, gymnasium.spaces.Tuple)
+        if is_tuple or isinstance(final, Mapping):
+            return self._format.pack_row(final, index)
+        return self._format.pack(final[index])
 
     def _observations(self, observation: Any) -> NDArray[Any]:  # noqa: ANN401 - the user's
         """Return a copy of observations in the format of the stream."""

@@ -68,6 +68,21 @@ class ObservationFormat:
         packed: NDArray[np.uint8] = pack(self.parts, values, (count,))
         return packed
 
+    def pack_row(self, observation: Any, index: int) -> NDArray[np.uint8]:  # noqa: ANN401
+        """Return the bytes of one of several observations, [bytes], whose leaves are batches; raises as `pack`."""
+        values = {}
+        for name, value in leaves(observation, whole=self.texts):
+            if name in self.texts:
+                continue
+            rows = np.asarray(value)
+            if index >= (len(rows) if rows.ndim else 0):
+                raise InvalidArgument(
+                    f"part {name!r} of the observation has shape {rows.shape}, allowed: a row for each"
+                )
+            values[name] = self._numbers(name, rows[index])
+        packed: NDArray[np.uint8] = pack(self.parts, values)
+        return packed
+
     @cached_property
     def _tuples(self) -> set[str]:
         return tuple_paths((*self.spaces, *self.texts))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
@@ -10,16 +10,18 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import concatenate, create_empty_array
 from numpy.typing import NDArray
 
-from tests.support.envs import CountingEnv, EchoEnv, FailingEnv
+from tests.support.envs import CountingEnv, EchoEnv, FailingEnv, PartsEnv
 from tests.support.naming import naming
 from tidemill.envs.batched_env import BatchedEnv
 from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
 from tidemill.envs.interface import VectorEnv, VectorStep
 from tidemill.envs.make import make_env, spec_of
 from tidemill.envs.settings import EnvSettings
-from tidemill.errors import ConfigError, FatalError
+from tidemill.errors import ConfigError, EnvFailed, FatalError
+from tidemill.observation_parts import leaves
 from tidemill.rl.transitions import transitions
 from tidemill.types import EnvSpec
 
@@ -107,6 +109,61 @@ def test_text_is_left_out_as_of_single_environments(mode: AutoresetMode) -> None
     envs = iter([TellingEnv(length) for length in _LENGTHS])
     assert [part.name for part in batch.spec.observation_parts] == ["count"]
     _assert_equal_streams(batch, GymnasiumVectorEnv(lambda: next(envs), len(_LENGTHS)))
+
+
+class PairEnv(PartsEnv):
+    """Observes the same parts as a tuple."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        assert isinstance(self.observation_space, spaces.Dict)
+        self.observation_space = spaces.Tuple(list(self.observation_space.values()))
+
+    def _observation(self) -> Any:  # noqa: ANN401 - another one than the parent's
+        observation = super()._observation()
+        return tuple(observation[key] for key in sorted(observation))
+
+
+class LastInABatch(gymnasium.vector.VectorWrapper):
+    """Has the last observations as it has others; in the rows of the other environments stands what may be there."""
+
+    def __init__(self, env: gymnasium.vector.VectorEnv[Any, Any, Any], rows: int) -> None:
+        super().__init__(env)
+        self._rows = rows
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:  # noqa: ANN401 - gymnasium's
+        """Join the last observations."""
+        *results, infos = self.env.step(actions)
+        if "final_obs" in infos:
+            last = next(each for each in infos["final_obs"] if each is not None)
+            each = [last if final is None else final for final in infos["final_obs"]][: self._rows]
+            space = self.env.single_observation_space
+            empty: Any = create_empty_array(space, len(each))
+            joined: Any = concatenate(space, each, empty)
+            for name, part in leaves(joined, whole=("told__0",)):
+                if name.endswith("1"):  # the gear, which is not among its options
+                    part[infos["final_obs"][: self._rows] == None] = 7  # noqa: E711 - of each
+            infos["final_obs"] = joined
+        return (*results, infos)
+
+
+@pytest.mark.parametrize("make", [TellingEnv, PartsEnv, PairEnv])
+def test_last_observations_may_be_a_batch_of_parts(make: Callable[[int], Any]) -> None:
+    """As those of one array may: each environment has its row of it."""
+    makers = [lambda length=length: make(length) for length in _LENGTHS]
+    batch = gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs = iter([make(length) for length in _LENGTHS])
+    alone = GymnasiumVectorEnv(lambda: next(envs), len(_LENGTHS))
+    _assert_equal_streams(BatchedEnv(LastInABatch(batch, len(_LENGTHS)), "a_test:make"), alone)
+
+
+@pytest.mark.parametrize("make", [CountingFromStart, PartsEnv])
+def test_batch_without_a_row_for_the_last_observation_is_found_out(make: Callable[[int], Any]) -> None:
+    """By its name and what it has."""
+    makers = [lambda length=length: make(length) for length in (5, 5, 2)]
+    batch = gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+    with pytest.raises(EnvFailed, match=naming("a_test:make last" if make is PartsEnv else "infos['final_obs'] 2")):
+        _played(BatchedEnv(LastInABatch(batch, 2), "a_test:make"), 3)
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
