@@ -37,7 +37,7 @@ def test_stopped_seed_continues_on_the_same_commit_and_machine(
     expected: str,
     has_checkpoint: bool,
 ) -> None:
-    """Files that changed between, or no checkpoint, begin it from the start, and only then is its provenance written."""
+    """Changed files, or no checkpoint, begin it from the start, and only then is its provenance written."""
     monkeypatch.chdir(tmp_path)
     folder = Path("runs/learn/task/seed-1")
     plan = Plan("task", tmp_path / "task.yaml", "", config_of(folder, 1), (1,), 100, ())
