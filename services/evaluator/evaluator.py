@@ -292,14 +292,15 @@ class Evaluator:
         return RunVerdict(False, what, rows[-1].params_version if rows else None)
 
     def _measure(self, params: Params, is_stopped: Callable[[], bool]) -> Score | None:
-        """Evaluate a version and record it; None if it was stopped."""
+        """Evaluate a version and record it; None if it was stopped, or the server has deleted the version."""
         settings = self._config.evaluator
         before = self._logs.best()
-        self._settle_best()  # the server may have been away: EVALUATED may be all that keeps it
-        self._source.tag(EVALUATED, params.number)
+        is_kept = self._keep(params.number)
+        if is_kept is False:
+            return None
         started_s = self._now()
         evaluation = self._play(params, evaluation_seeds(settings.seed, settings.episodes), is_stopped)
-        if evaluation is None:
+        if evaluation is None or (is_kept is None and self._keep(params.number) is False):
             return None
         clock = self._logs.clock
         clock.longest_s = max(clock.longest_s, self._now() - started_s)
@@ -312,6 +313,20 @@ class Evaluator:
             self._settle_best()  # otherwise fresh episodes come first: the best so far would be lost if they refute it
         self._log(score, evaluation, self._now() - started_s)
         return score
+
+    def _keep(self, number: int) -> bool | None:
+        """Have the server keep a version; return whether it has it, None without an answer.
+
+        A version that is deleted could not be passed on as the best one. The one that the run ends with is measured
+        all the same.
+        """
+        if self._settle_best() is None:  # EVALUATED may be all that keeps the best
+            return None
+        is_kept = self._source.tag(EVALUATED, number)
+        if is_kept is False and not self._ending:
+            _log.warning("version not evaluated", version=number, reason="the parameter server has deleted it")
+            return False
+        return is_kept or None
 
     def _play(self, params: Params, seeds: range, is_stopped: Callable[[], bool]) -> Evaluation | None:
         """Play episodes; None if it was stopped, or if the environment failed in most of them, which ends no run."""
@@ -339,7 +354,8 @@ class Evaluator:
         next_seed = max(self._next_confirmation_seed, self._logs.next_confirmation_seed)
         seeds = confirmation_seeds(settings.seed, settings.confirm_episodes, before, next_seed)
         self._next_confirmation_seed = seeds.stop
-        self._source.tag(EVALUATED, params.number)  # BEST does not keep it yet, and the server may have been away
+        if self._source.tag(EVALUATED, params.number) is False:  # it may have been deleted while the server was away
+            return None
         bound_s = self._bound_s(settings.confirm_episodes / settings.episodes)
         with self._stopped_after(bound_s) as stopped:
             evaluation = self._play(params, seeds, stopped)
@@ -355,15 +371,20 @@ class Evaluator:
     def _solved(self, number: int) -> RunVerdict:
         return RunVerdict(True, f"a mean return of {self._config.run.target_return:g} was reached", number)
 
-    def _settle_best(self) -> None:
-        """Tag the best version so far, and show its mean."""
-        if best := self._logs.best():
-            _BEST_RETURN.set(best.mean)
-            self._tag_best(best.params_version)
+    def _settle_best(self) -> bool | None:
+        """Tag the best version so far, if there is one, and show its mean; return as `ParamsSource.tag` does."""
+        best = self._logs.best()
+        if best is None:
+            return True
+        _BEST_RETURN.set(best.mean)
+        return self._tag_best(best.params_version)
 
-    def _tag_best(self, number: int, wait_s: float = 0.0) -> None:
-        if number != self._best_tagged and self._source.tag(BEST, number, wait_s):
+    def _tag_best(self, number: int, wait_s: float = 0.0) -> bool | None:
+        if number == self._best_tagged:
+            return True
+        if is_set := self._source.tag(BEST, number, wait_s):
             self._best_tagged = number
+        return is_set
 
     def _log(self, score: Score, evaluation: Evaluation, seconds: float) -> None:
         _log.info(

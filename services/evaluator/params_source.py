@@ -94,10 +94,10 @@ class ParamsSource:
         """Return the version tagged as the best; None if it cannot be had."""
         return self._fetch(BEST)
 
-    def tag(self, tag: str, number: int, wait_s: float = 0.0) -> bool:
-        """Point a tag at a version, trying for `wait_s` seconds; return whether it worked.
+    def tag(self, tag: str, number: int, wait_s: float = 0.0) -> bool | None:
+        """Point a tag at a version, trying for `wait_s` seconds; return whether the server has the version.
 
-        Evaluations continue without it.
+        None if it did not answer in this time: evaluations continue without the tag.
         """
         deadline_s = time.monotonic() + wait_s
         while True:
@@ -105,10 +105,10 @@ class ParamsSource:
                 self._client.set_tag(tag, number)
                 return True
             except TidemillError as error:
-                is_final = isinstance(error, NotFound) or time.monotonic() >= deadline_s
-                if is_final or self._stop.wait(_WAIT_S):
+                is_deleted = isinstance(error, NotFound)
+                if is_deleted or time.monotonic() >= deadline_s or self._stop.wait(_WAIT_S):
                     _log.warning("cannot set tag", tag=tag, version=number, reason=str(error))
-                    return False
+                    return False if is_deleted else None
 
     def close(self) -> None:
         """Close the connection."""

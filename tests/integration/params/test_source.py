@@ -73,7 +73,7 @@ def test_tag_is_tried_again_until_the_server_is_back(tmp_path: Path, monkeypatch
     """As long as it may take to start again; a version that it does not have is told at once."""
     address = _away(tmp_path)
     with closing(ParamsSource(address, threading.Event(), connect_timeout_s=10.0)) as source:
-        assert not source.tag(VERDICT, 1)
+        assert source.tag(VERDICT, 1) is None
         with ThreadPoolExecutor() as threads:
             refused = _refused(monkeypatch, "set_tag")
             asked = threads.submit(source.tag, VERDICT, 1, WAIT_S)
@@ -82,7 +82,7 @@ def test_tag_is_tried_again_until_the_server_is_back(tmp_path: Path, monkeypatch
                 assert asked.result(WAIT_S)
                 assert client.list_versions().tags[VERDICT] == 1
                 began_s = time.monotonic()
-                assert not source.tag(VERDICT, 2, 10 * WAIT_S)
+                assert source.tag(VERDICT, 2, 10 * WAIT_S) is False
                 assert time.monotonic() - began_s < WAIT_S
 
 

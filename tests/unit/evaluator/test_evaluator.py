@@ -55,6 +55,8 @@ class Source:
     offered: int = 0
     is_away: bool = False
     """The server answers only those who try again for a minute."""
+    deleted: set[int] = field(default_factory=set)
+    """Versions that the server no longer has."""
 
     def newer_than(self, number: int) -> Params | None:
         """Return the next version; ask to stop when there are no more."""
@@ -78,9 +80,11 @@ class Source:
         """There is nothing to film."""
         return None
 
-    def tag(self, tag: str, number: int, wait_s: float = 0.0) -> bool:
+    def tag(self, tag: str, number: int, wait_s: float = 0.0) -> bool | None:
         """Remember."""
         if self.is_away and wait_s < 60.0:
+            return None
+        if number in self.deleted:
             return False
         self.tags[tag] = number
         return True
@@ -696,6 +700,36 @@ def test_last_tags_wait_for_a_parameter_server_that_is_away(tmp_path: Path, seco
     assert scene.source.tags == {"best": best, "verdict": 2}
 
 
+@pytest.mark.parametrize("is_away", [False, True])
+def test_version_that_the_parameter_server_has_deleted_is_not_measured(tmp_path: Path, *, is_away: bool) -> None:
+    """It could be named as the best but not be had; also if it is deleted while the server cannot be asked."""
+    scene = _scene(tmp_path, {1: [50.0], 2: [90.0], 3: [40.0]}, _SETTINGS)
+    offer, play = scene.source.newer_than, scene.runner.run
+
+    def newer_than(number: int) -> Params | None:
+        scene.source.is_away = is_away and number == 1
+        return offer(number)
+
+    def played(params: Params, seeds: Sequence[int], is_stopped: Callable[[], bool]) -> Evaluation | None:
+        scene.source.is_away = False
+        return play(params, seeds, is_stopped)
+
+    scene.source.newer_than, scene.runner.run = newer_than, played  # type: ignore[method-assign]
+    scene.source.deleted = {2}
+    scene.evaluator.run()
+    assert [row.params_version for row in scene.logs.scores.rows] == [1, 3]
+    assert scene.source.tags == {"best": 1, "evaluated": 3}
+
+
+def test_tag_that_keeps_the_best_version_stays_until_it_is_tagged_as_the_best(tmp_path: Path) -> None:
+    """The parameter server does not answer in time when `best` is set; it would then delete the version."""
+    scene = _scene(tmp_path, {1: [60.0], 2: [50.0]}, _SETTINGS)
+    mark = scene.source.tag
+    scene.source.tag = lambda tag, *other: None if tag == "best" else mark(tag, *other)  # type: ignore[method-assign]
+    scene.evaluator.run()
+    assert scene.source.tags == {"evaluated": 1}
+
+
 def test_best_version_is_tagged_once_the_parameter_server_is_back(tmp_path: Path) -> None:
     """Before the next evaluation takes the tag away that has kept it meanwhile."""
     scene = _scene(tmp_path, {1: [60.0], 2: [50.0]}, _SETTINGS)
@@ -705,7 +739,7 @@ def test_best_version_is_tagged_once_the_parameter_server_is_back(tmp_path: Path
         scene.source.is_away = number == 0  # while version 1 is evaluated
         return offer(number)
 
-    def tag(tag: str, number: int, wait_s: float = 0.0) -> bool:
+    def tag(tag: str, number: int, wait_s: float = 0.0) -> bool | None:
         is_set = number in kept and mark(tag, number, wait_s)
         if is_set and tag == "evaluated":
             kept.intersection_update(scene.source.tags.values())
