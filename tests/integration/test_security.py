@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
 import os
 import shutil
@@ -21,7 +23,8 @@ from structlog.testing import capture_logs
 from tests.support.naming import naming
 from tests.support.rpc_methods import METHODS
 from tests.support.security import become, guarded
-from tests.support.waiting import wait_until
+from tests.support.waiting import WAIT_S, wait_until
+from tidemill.config.run import ClusterSettings
 from tidemill.errors import ConfigError, PermissionDenied, Unauthenticated, Unavailable
 from tidemill.inference.v1 import inference_pb2_grpc
 from tidemill.learner.client import LearnerClient
@@ -36,6 +39,8 @@ from tidemill.rpc.channel import open_channel
 from tidemill.rpc.reloaded import Reloaded
 from tidemill.rpc.settings import ServerSettings
 from tidemill.rpc.tls import server_credentials
+from tidemill.services.launcher.supervise.health import silences, until_serving
+from tidemill.services.launcher.view.processes import AskedServices
 from tidemill.services.tools import certs
 from tidemill.services.tools.certs import make
 from tidemill.simulator.v1 import simulator_pb2_grpc
@@ -205,6 +210,35 @@ def test_expired_certificate_makes_no_call(
                 assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         with ReplayClient(address) as client, pytest.raises(Unavailable, match=naming("TLS expired")):
             client.list_tables()
+
+
+async def test_launcher_does_not_take_an_expired_certificate_for_silence(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor a CA that it cannot read: it names the cause, and that the service answers plays no part in it."""
+    become(monkeypatch, ca=folder / "ca.pem")
+    with _serve(_expired(tmp_path / "expired", folder)) as background:
+        address = background.start()
+        for why in ("has expired; `tidemill certs`", "cannot read"):
+            seen = await asyncio.wait_for(anext(silences(address, check_s=5.0)), WAIT_S)
+            assert seen.seconds == 0.0
+            assert why in seen.unknown
+            become(monkeypatch, ca=tmp_path / "absent.pem")
+
+
+async def test_launcher_does_not_wait_for_a_service_that_tls_keeps_it_from(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends with the cause, though the service serves."""
+    become(monkeypatch, ca=folder / "ca.pem")
+    with BackgroundServer("test", ServerSettings(grace_s=0.2)) as plain:
+        address = plain.start()
+        plain.set_serving(True)
+        with pytest.raises(Unavailable, match=naming("plaintext TIDEMILL_TLS_CA")):
+            await asyncio.wait_for(until_serving(address), WAIT_S)
+        cluster = ClusterSettings(replay=(address,), params=address, learner=address)
+        with contextlib.closing(AskedServices(cluster)) as asked:
+            assert "the server speaks plaintext; unset TIDEMILL_TLS_CA" in asked()[0].reason
 
 
 def test_failed_handshake_says_why(

@@ -21,12 +21,14 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from tests.support.forked_service import children, held_client
+from tests.support.free_ports import free_address
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings
 from tidemill.process import StopRequests
 from tidemill.programs.fork_client import ForkClient
+from tidemill.rpc import client_security
 from tidemill.services.launcher.run.folder import RunFolder
 from tidemill.services.launcher.run.paths import make_socket_folder, remove_socket_folder
 from tidemill.services.launcher.supervise import health
@@ -248,6 +250,28 @@ async def test_cluster_leaves_a_service_alone_that_answers_again(scene: Scene) -
     assert cluster.pid_of("replay") == first
     os.kill(os.getpid(), signal.SIGINT)
     await asyncio.wait_for(running, _BOUND_S)
+
+
+async def test_cluster_that_cannot_ask_a_service_says_why(scene: Scene, tmp_path: Path) -> None:
+    """A service that serves is left alone while no check of it can be made; one that never could be asked ends it."""
+    address = free_address()
+    spec = scene.spec("replay", "--address", address)
+    cluster, recorder = scene.cluster_of(replace(spec, health_address=address), settings=_IMPATIENT)
+    running = asyncio.create_task(cluster.run())
+    await _ready(recorder, "replay")
+    first = cluster.pid_of("replay")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(client_security.CA, str(tmp_path / "absent.pem"))
+        await recorder.until(lambda messages: any(m.startswith("cannot check the health of replay") for m in messages))
+        assert cluster.pid_of("replay") == first
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.wait_for(running, _BOUND_S)
+        assert not any("not answered" in message for message in recorder.messages)
+        cluster, _ = scene.cluster_of(replace(spec, health_address=address))
+        outcome = await asyncio.wait_for(cluster.run(), _BOUND_S)
+    assert outcome.exit_code == 2
+    assert "replay is out of reach" in outcome.reason
+    assert "absent.pem" in outcome.reason
 
 
 def _command(pid: int) -> bytes:

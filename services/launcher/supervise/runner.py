@@ -141,8 +141,17 @@ class ClusterRunner:
         self._reporter.event(f"{name} is ready")
         return self._supervisor.on_serving(name, now_s)
 
+    def _on_out_of_reach(self, name: str, child: Child, why: str, now_s: float) -> list[Action]:
+        if self._children[name] is not child:
+            return []
+        self._reporter.event(f"cannot check the health of {name}: {why}")
+        return self._supervisor.on_out_of_reach(name, why, now_s)
+
     def _on_silent(self, name: str, child: Child, silence: Silence, _now_s: float) -> list[Action]:
         if self._children[name] is not child or self._supervisor.processes[name].phase is not Phase.SERVING:
+            return []
+        if silence.unknown:
+            self._reporter.event(f"cannot check the health of {name}: {silence.unknown}")
             return []
         self._reporter.event(
             f"{name} has not answered for {silence.seconds:g} s" if silence.seconds else f"{name} answers again"
@@ -208,8 +217,8 @@ class ClusterRunner:
     async def _watch_health(self, spec: ServiceSpec, child: Child) -> None:
         try:
             await until_serving(spec.health_address)
-        except TidemillError as error:  # it will count as not healthy in time
-            self._reporter.event(f"cannot check the health of {spec.name}: {error}")
+        except TidemillError as error:
+            self._events.put_nowait(partial(self._on_out_of_reach, spec.name, child, str(error)))
             return
         self._events.put_nowait(partial(self._on_serving, spec.name, child))
         async for silence in silences(spec.health_address, check_s=self.check_s):

@@ -161,6 +161,17 @@ class Supervisor:
         finish = [Action(Verb.FINISH, name)] if self._is_finishing and process.spec.kind == EVALUATOR else []
         return finish + self._start_ready(now_s)
 
+    def on_out_of_reach(self, name: str, why: str, now_s: float) -> list[Action]:
+        """A service that was started cannot be asked for its health.
+
+        The run ends if it was its first start, which no restart mends. Otherwise it was reached before: it has the
+        time for a start, in which a certificate may be renewed, and is then restarted.
+        """
+        process = self.processes[name]
+        if process.phase is not Phase.STARTING or process.restarts_total or self.outcome is not None:
+            return []
+        return self._end(Outcome(_CONFIG_ERROR, f"{name} is out of reach: {why}"), now_s)
+
     def on_silent(self, name: str, silent_s: float, *, listens: bool) -> list[Action]:
         """A service that was healthy leaves health checks unanswered.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tidemill import linux
 from tidemill.config.run import ClusterSettings
 from tidemill.rpc.channel import open_channel
+from tidemill.rpc.client_security import tls_failure
 from tidemill.services.launcher.run.paths import why_out_of_reach
 from tidemill.services.launcher.supervise.supervisor import Phase, Supervisor
 from tidemill.services.launcher.view.status import ProcessRow, ProcessUsage
@@ -60,11 +60,13 @@ class AskedServices:
     def _row(self, name: str) -> ProcessRow:
         address = self._addresses[name]
         phase, reason = Phase.SILENT, why_out_of_reach(address) or f"no answer from {address}"
-        with contextlib.suppress(grpc.RpcError):
+        try:
             health = health_pb2_grpc.HealthStub(self._channels[name])
             answer = health.Check(health_pb2.HealthCheckRequest(), timeout=_ANSWER_S)
             serves = answer.status == health_pb2.HealthCheckResponse.SERVING
             phase, reason = (Phase.SERVING, "") if serves else (Phase.STARTING, "is not ready")
+        except grpc.RpcError as error:
+            reason = tls_failure(error.details() or "") or reason
         return ProcessRow(name, phase, None, 0, reason, None)
 
 

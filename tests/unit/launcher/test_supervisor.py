@@ -69,6 +69,19 @@ def test_exit_of_a_running_service_restarts_it_after_the_backoff() -> None:
     assert process.restarts_total == 1
 
 
+def test_service_that_cannot_be_asked_ends_the_run_at_its_first_start_alone() -> None:
+    """Its settings or files are wrong then. After a restart they were right before: it has the time for a start."""
+    supervisor = _running()
+    supervisor.on_exit("learner", -9, 10.0)
+    supervisor.on_timer(11.0)
+    assert supervisor.on_out_of_reach("learner", "its certificate has expired", 12.0) == []
+    assert supervisor.outcome is None
+    supervisor = _cluster()
+    supervisor.start(0.0)
+    assert supervisor.on_out_of_reach("replay", "it speaks plaintext", 1.0)
+    assert supervisor.outcome == Outcome(2, "replay is out of reach: it speaks plaintext")
+
+
 def test_backoff_doubles_with_each_restart_up_to_thirty_seconds() -> None:
     """1, 2, 4, 8, 16, 30, 30 seconds."""
     settings = LauncherSettings(max_restarts=7, restart_backoff_s=1.0, start_timeout_s=60.0)
