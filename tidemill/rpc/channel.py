@@ -113,7 +113,10 @@ class BoundedChannel(Closing, grpc.Channel):
             if self._closing is not None:
                 return
             self._closing = threading.Thread(target=self._channel.close, name=f"close-{self._address}", daemon=True)
-        self._closing.start()
+        try:
+            self._closing.start()
+        except RuntimeError:  # Python ends, and may start no thread for what `atexit` calls: it goes with the process
+            return
         self._closing.join(self._close_s)
         if self._closing.is_alive():
             message = "connection did not close in time; a background thread closes it"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, Self
@@ -78,17 +79,23 @@ class OwnerProcess:
         self._what, self._pid = what, os.getpid()
 
     def check(self) -> None:
-        """Raise FailedPrecondition in a process that was forked since."""
-        if not self.is_here:
+        """Raise FailedPrecondition in a process that was forked since, and while Python ends."""
+        if self.is_here:
+            return
+        if os.getpid() == self._pid:
             raise FailedPrecondition(
-                f"this {self._what} was made by process {self._pid} and is used in {os.getpid()}, forked from it: "
-                "make it in the process that uses it, which is best started with the `spawn` method"
+                f"this {self._what} is used while Python ends, when no thread runs any more: close it before, by a "
+                "`with` block that the program leaves or by `close`"
             )
+        raise FailedPrecondition(
+            f"this {self._what} was made by process {self._pid} and is used in {os.getpid()}, forked from it: "
+            "make it in the process that uses it, which is best started with the `spawn` method"
+        )
 
     @property
     def is_here(self) -> bool:
-        """Whether this is still the process."""
-        return os.getpid() == self._pid
+        """Whether this is still the process, and its threads run: at the end of Python a wait for one never ends."""
+        return os.getpid() == self._pid and not sys.is_finalizing()
 
 
 class Reopened:

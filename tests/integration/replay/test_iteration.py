@@ -9,6 +9,8 @@ import queue
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -412,6 +414,51 @@ def test_table_smaller_than_a_batch_is_told_in_time(server: LocalServer, threads
         with pytest.raises(Unavailable, match=naming("3 items 8 allow_smaller")):
             next(dataset)
         assert time.monotonic() - began_s < WAIT_S
+
+
+def test_program_ends_with_iterations_under_way(server: LocalServer) -> None:
+    """At once and without a word, though no thread runs any more when they are closed; a writer says what is lost."""
+    code = """
+import sys
+from tests.support.numbered_steps import numbered_step, steps_table
+from tidemill import ParamsWatcher
+from tidemill.replay import ReplayDataset, ReplaySampler, ReplayWriter
+address, table = sys.argv[1], steps_table(max_times_sampled=0)
+
+def written():
+    with ReplayWriter(address, table) as writer:
+        writer.append(numbered_step(0))
+        yield
+
+def batches(opened):
+    with opened as source:
+        while True:
+            yield next(source)
+
+def watched():
+    with ParamsWatcher("127.0.0.1:1") as watcher:
+        while True:
+            yield watcher.newest()
+
+class Actor:
+    def __init__(self):
+        self.writer = ReplayWriter(address, table)
+
+    def __del__(self):
+        self.writer.close()
+
+begun = [written(), batches(ReplayDataset(address, table, 1)), batches(ReplaySampler(address, table, 1)), watched()]
+for each in begun:
+    next(each)
+actor = Actor()
+"""
+    _write(server.address, steps_table(max_times_sampled=0), [1])
+    command = [sys.executable, "-c", code, server.address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    said = [line for line in done.stderr.splitlines() if not line.startswith("cannot fetch parameters")]
+    assert len(said) == 1
+    assert re.match(r".*failed `with` block.*ReplayWriter is used while Python ends", said[0])
 
 
 @pytest.mark.parametrize("reader", ["next", "anext", "sampler"])

@@ -7,11 +7,13 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import grpc
 import pytest
 from structlog.testing import capture_logs
 
+from tests.support.naming import naming
 from tests.support.replay_service import local_server
 from tidemill.errors import Unavailable
 from tidemill.replay.client import ReplayClient
@@ -44,6 +46,18 @@ def test_close_that_hangs_is_left_to_a_thread_and_logged() -> None:
         stuck.let_go.set()
     assert stuck.closes == 1
     assert [entry["address"] for entry in logs] == ["unix:///frozen.sock"]
+
+
+def test_channel_is_closed_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a function of `atexit` in Python 3.12: the connection ends with the process."""
+    channel = BoundedChannel(stuck := _Stuck(open_channel("127.0.0.1:1")), "127.0.0.1:1")
+    with monkeypatch.context() as ending:
+        ending.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError))
+        channel.close()
+        channel.close()
+    with pytest.raises(ValueError, match=naming("127.0.0.1:1")):
+        channel.unary_unary("/any")
+    assert stuck.closes == 0
 
 
 def test_closed_channel_takes_no_more_calls() -> None:

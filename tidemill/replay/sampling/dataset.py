@@ -358,8 +358,7 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
         """
         if self._owner.is_here:
             self.priorities.close()
-        self._closed.set()
-        if self._owner.is_here:
+            self._closed.set()
             self._resources.close()
 
     def shards(self, table: int | None = None) -> tuple[ShardReport, ...]:

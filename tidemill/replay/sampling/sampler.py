@@ -222,8 +222,8 @@ class ReplaySampler(Reopened, Closing, Iterator[SampledBatch]):
 
     def close(self) -> None:
         """End every call and thread within a bounded time; waiting threads get StopIteration. May be called twice."""
-        self._closed.set()
         if self._owner.is_here:
+            self._closed.set()
             self._resources.close()
 
     def _is_over(self) -> bool:
