@@ -48,6 +48,20 @@ class Acted(NamedTuple):
     params_version: int
 
 
+def _ignored(before: Acted, seen: SeenStep) -> Acted:
+    """Return the decision before once more, with the last observation of a terminated episode, where nobody acts.
+
+    A row needs one. Nothing is learned from it, as from that of an actor's last row; every action is legal.
+    """
+    mask = before.policy_input.action_mask
+    policy_input = replace(
+        before.policy_input,
+        is_first=np.zeros(1, np.bool_),
+        action_mask=None if mask is None else np.ones_like(mask),
+    )
+    return before._replace(seen=seen, policy_input=policy_input)
+
+
 class Episode:
     """One episode of one environment, from its first step or from where an earlier process had stored it.
 
@@ -153,6 +167,8 @@ class Episode:
             acted: What was done at it; None at the end of an episode.
         """
         before, self._acted = self._acted, acted
+        if before is not None and seen.terminated:
+            self._acted = _ignored(before, seen)
         self.next_step += 1
         due = [] if self._complete is None else [self._complete]
         self._complete = None
@@ -172,7 +188,7 @@ class Episode:
         return self._end() if self._complete is not None else self._over()
 
     def _end(self) -> list[Row]:
-        """Return the last complete row and, of a truncated episode, its last observation."""
+        """Return the last complete row, and one with the last observation."""
         rows = [] if self._complete is None else [self._complete]
         if rows and self._acted is not None:
             last = self._row(self._acted, 0.0, terminated=False, truncated=False, is_reset_step=True)

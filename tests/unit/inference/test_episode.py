@@ -58,11 +58,22 @@ def _told(rows: list[Row]) -> list[tuple[float, float, str]]:
     return found
 
 
-def test_terminated_episode_has_a_row_for_each_decision() -> None:
-    """Each holds the reward that its action brought; the last observation is not acted on."""
+def test_terminated_episode_has_a_row_for_each_decision_and_its_last_observation() -> None:
+    """Each holds the reward that its action brought; the last observation is not acted on, but may be a goal."""
     rows = _play(_episode(), _seen(0), _seen(1), _seen(2), _seen(3, terminated=True))
-    assert _told(rows) == [(0.0, 1.0, "f"), (1.0, 2.0, ""), (2.0, 3.0, "e")]
+    assert _told(rows) == [(0.0, 1.0, "f"), (1.0, 2.0, ""), (2.0, 3.0, "e"), (3.0, 0.0, "-")]
     assert {row.params_version for row in rows} == {3}
+    assert rows[-1].beside["is_reset_step"]
+    assert rows[-1].beside.keys() == rows[0].beside.keys()
+
+
+def test_every_action_is_legal_at_the_last_observation_of_a_terminated_episode() -> None:
+    """The client sends no mask there, and nothing is chosen."""
+    spec = EnvSpec((1,), "float32", num_actions=3, frame_stack=2, masks_actions=True)
+    mask = np.array([True, False, True])
+    rows = _play(Episode(spec, 0, ()), _seen(0, action_mask=mask), _seen(1, terminated=True), spec=spec)
+    assert _told(rows) == [(0.0, 1.0, "fe"), (1.0, 0.0, "-")]
+    assert [row.columns["action_mask"].tolist() for row in rows] == [mask.tolist(), [True] * 3]
 
 
 def test_truncated_episode_ends_with_its_last_observation() -> None:
@@ -93,7 +104,7 @@ def test_client_that_is_gone_after_one_observation_leaves_nothing() -> None:
 def test_continued_episode_begins_a_stream_behind_what_is_stored() -> None:
     """Its first step stands first, as the stacks of the learner have it; the reward before it is stored already."""
     rows = _play(_episode(5), _seen(5), _seen(6), _seen(7, terminated=True))
-    assert _told(rows) == [(5.0, 6.0, "f"), (6.0, 7.0, "e")]
+    assert _told(rows) == [(5.0, 6.0, "f"), (6.0, 7.0, "e"), (7.0, 0.0, "-")]
 
 
 def test_clipped_rewards_are_learned_from_and_seen_but_not_counted() -> None:
@@ -115,12 +126,12 @@ def test_step_out_of_order_is_refused() -> None:
     for wrong in (0, 2):
         with pytest.raises(InvalidArgument, match=naming("step", wrong, 1)):
             episode.see(_seen(wrong))
-    assert _told(_play(episode, _seen(1, terminated=True))) == [(0.0, 1.0, "fe")]
+    assert _told(_play(episode, _seen(1, terminated=True))) == [(0.0, 1.0, "fe"), (1.0, 0.0, "-")]
 
 
 def test_reported_action_is_stored_with_its_own_priority_inputs() -> None:
     """In the place of the policy's choice, whose parameters then have no part in it."""
-    (row,) = _play(_episode(), _seen(0, reported=np.array(2)), _seen(1, terminated=True))
+    row, _ = _play(_episode(), _seen(0, reported=np.array(2)), _seen(1, terminated=True))
     assert row.columns["action"] == 2
     assert row.params_version == 0
     policy = build_policy(_DQN, _SPEC)
@@ -156,7 +167,7 @@ def test_reported_action_is_stored_by_an_algorithm_of_rollouts(
     reported = np.array(action, spec.action_dtype)
     episode = Episode(spec, 0, extra_columns_of(config, spec))
     steps = (_seen(0, reported=reported), _seen(1, terminated=True))
-    (row,) = _play(episode, *steps, algorithm=config, spec=spec)
+    row, _ = _play(episode, *steps, algorithm=config, spec=spec)
     assert row.columns["action"].tolist() == action
     policy = build_policy(config, spec)
     if isinstance(policy, ActorCriticPolicy):
@@ -195,8 +206,8 @@ def test_row_has_what_its_own_policy_saw() -> None:
         if policy_input is not None:
             acted = episode.act(seen, policy_input, Answer(3, 0, 0, {}), policy, env_steps=0)  # type: ignore[arg-type]
         rows += episode.advance(seen, acted)
-    assert [row.columns["newest"].tolist() for row in rows] == [[0.0], [1.0], [2.0]]
-    assert [row.beside["stack"].tolist() for row in rows] == [[[0.0], [0.0]], [[0.0], [1.0]], [[1.0], [2.0]]]
+    assert [row.columns["newest"].tolist() for row in rows[:3]] == [[0.0], [1.0], [2.0]]
+    assert [row.beside["stack"].tolist() for row in rows[:3]] == [[[0.0], [0.0]], [[0.0], [1.0]], [[1.0], [2.0]]]
 
 
 def test_evaluation_stores_nothing() -> None:
