@@ -33,8 +33,9 @@ from tidemill.config.evaluation import is_fresh, noop_max_of
 from tidemill.config.load import read_document, read_settings
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.make import spec_of
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, TidemillError
 from tidemill.installation import typed
+from tidemill.params.version import VERDICT, Params
 from tidemill.process import end_in_order
 from tidemill.scores import Score, read_scores
 from tidemill.services.launcher.run.folder import check_is_run
@@ -218,7 +219,7 @@ def _export(run: Path, folder: Path, tag: str | None, repository: str = "", *, p
     check_is_run(run)
     config = read_settings(EvaluatorConfig, run / CONFIG)
     config = replace(config, run=replace(config.run, name=present_name(run, config.run.name)))
-    params = read_policy_params(run, int(tag) if tag and tag.isdigit() else tag)
+    params = _as_measured(run, read_policy_params(run, int(tag) if tag and tag.isdigit() else tag))
     result = formats.read_json(run / "result.json", formats.RESULT)
     bundle = Bundle(params, spec_of(config.env), result, _trained_with(run / CONFIG))
     score, confirmation = (
@@ -240,6 +241,14 @@ def _export(run: Path, folder: Path, tag: str | None, repository: str = "", *, p
     if onnx.reason:
         print(f"No {NAME}: {onnx.reason}\n")
     return address
+
+
+def _as_measured(run: Path, params: Params) -> Params:
+    """Return the version that ended the run if the learner has published it again as this one: it has the scores."""
+    with contextlib.suppress(TidemillError):  # the run has not ended, or has lost the version
+        if (verdict := read_policy_params(run, VERDICT)).blob == params.blob:
+            return verdict
+    return params
 
 
 def _trained_with(config: Path) -> dict[str, str]:

@@ -34,6 +34,7 @@ from tidemill.params.document import from_version, seal
 from tidemill.params.version import Encoding, Params, ParamsMetadata, Precision, Version
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.scores import Score
+from tidemill.services.evaluator.csv_logs import ScoreLog
 from tidemill.services.evaluator.episode_runner import EpisodeRunner
 from tidemill.services.evaluator.offline import main as evaluate
 from tidemill.services.tools.export import export, model_card
@@ -879,6 +880,24 @@ def test_run_that_was_renamed_is_exported_with_its_present_name(tmp_path: Path) 
     assert export([str(tmp_path / "small-1"), "--out", str(policy)]) == 0
     assert "of the run `small-1`" in (policy / "README.md").read_text()
     assert tidemill.load_config(policy / "config.yaml").run.name == "small-1"
+
+
+@pytest.mark.parametrize("verdict", [5, 6])
+def test_version_that_ended_the_run_is_exported_as_the_one_that_was_measured(verdict: int, tmp_path: Path) -> None:
+    """The learner publishes it again at the end, so `latest` has another number, and no scores under it."""
+    _trained_run(tmp_path)
+    params = tmp_path / "run/params"
+    again = replace(_params(_SETTINGS, _SPEC).version, version=6)
+    (params / "0000000006.json").write_bytes(seal(from_version(again)))
+    (params / "0000000006.full.safetensors").write_bytes((params / "0000000005.full.safetensors").read_bytes())
+    (params / "tags.json").write_bytes(seal({"sequence": 1, "tags": {"verdict": verdict}}))
+    (tmp_path / "run/scores.csv").unlink()
+    ScoreLog(tmp_path / "run/scores.csv").append(Score(1.0, 10, 40, 5, 2, -96.1, 1.75, -98.0, -94.0, -96.0, 7.0))
+    policy = tmp_path / "policy"
+    assert export([str(tmp_path / "run"), "--tag", "latest", "--out", str(policy)]) == 0
+    card = (policy / "README.md").read_text()
+    assert f"Version {verdict} of the run" in card
+    assert ("-96.10 ± 1.75 over 2 episodes" in card) == (verdict == 5)
 
 
 def test_run_of_a_sweep_is_exported_by_the_name_of_its_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
