@@ -91,7 +91,7 @@ def train(argv: Sequence[str]) -> int:
     check_free(config.run.folder, fresh=fresh)
     check_new_log(config, fresh=fresh)
     check_free_ports(config)
-    if notice := check_new_table(config):
+    for notice in filter(None, (check_new_table(config), describe_uncounted(config))):
         print(f"note: {notice}", file=sys.stderr, flush=True)
     with _fork_client(config) as forks, LoggerProcesses() as loggers:
         check_settings(config, forks)
@@ -99,6 +99,20 @@ def train(argv: Sequence[str]) -> int:
             check_filled_alone(config)
             code = run(config, folder, loggers, forks)
         return _ended(code, loggers)
+
+
+def describe_uncounted(config: RunConfig) -> str:
+    """Return the settings that let evaluations wait for decisions that a run does not make; empty if there are none."""
+    settings = config.evaluator
+    counts = {"start_env_steps": settings.start_env_steps, "every_env_steps": settings.every_env_steps}
+    named = " and ".join(f"evaluator.{name} is {value}" for name, value in counts.items() if value)
+    if not named or config.launcher.actors or config.inference.simulators:
+        return ""
+    return (
+        f"{named}, and this run starts no actors. Imported steps do not count as decisions: unless actors elsewhere "
+        "make some, the run is evaluated only at its end, and run.target_return cannot end it; 0 evaluates "
+        "it from the start"
+    )
 
 
 def resume(argv: Sequence[str]) -> int:

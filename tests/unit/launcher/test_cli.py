@@ -282,6 +282,17 @@ def test_new_run_takes_no_evaluation_seed_among_those_of_training(
     assert EvaluatorSettings(seed=80_000_001).seed == 80_000_001
 
 
+@pytest.mark.parametrize("actors, every, is_told", [(0, 500, True), (1, 500, False), (0, 0, False)])
+def test_new_run_without_actors_is_told_of_evaluations_that_wait_for_decisions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], actors: int, every: int, *, is_told: bool
+) -> None:
+    """Before it starts, which another setting prevents here: imported steps count as no decisions."""
+    words = ["--run.root", str(tmp_path), "--config", "cartpole_dqn", "--launcher.no-fork-services"]
+    words += ["--launcher.actors", str(actors), "--evaluator.every_env_steps", str(every)]
+    assert cli.main(["train", *words, "--evaluator.start_env_steps", "0", "--evaluator.seed", "80000001"]) == 2
+    assert (f"note: evaluator.every_env_steps is {every}, and" in capsys.readouterr().err) == is_told
+
+
 @pytest.mark.parametrize("before, is_refused", [(10_000, True), (80_000_000, True), (80_000_001, False)])
 def test_resumed_run_gets_no_new_evaluation_seed_among_those_of_training(
     monkeypatch: pytest.MonkeyPatch, before: int, is_refused: bool
