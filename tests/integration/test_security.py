@@ -142,6 +142,23 @@ def test_every_method_is_in_the_table() -> None:
     assert {path.split("/")[1] for path, roles in ALLOWED.items() if roles is None} == {"grpc.health.v1.Health"}
 
 
+@pytest.mark.parametrize("method", ["Check", "Watch"])
+def test_long_name_is_not_looked_up_without_a_token(
+    method: str, address: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that stays open would keep it; one of a service's length is looked up."""
+    become(monkeypatch, ca=folder / "ca.pem")
+    request = health_pb2.HealthCheckRequest(service="a" * 1000)
+    with open_channel(address) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(request, timeout=WAIT_S)
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        watch.cancel()
+        request.service *= 2
+        with pytest.raises(grpc.RpcError) as caught:
+            list(channel.unary_stream(f"/grpc.health.v1.Health/{method}")(request.SerializeToString(), timeout=WAIT_S))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 @pytest.mark.parametrize("path", sorted(METHODS))
 def test_role_makes_its_calls_and_no_others(
     path: str, address: str, folder: Path, monkeypatch: pytest.MonkeyPatch

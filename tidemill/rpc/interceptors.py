@@ -28,6 +28,9 @@ LOG_EVERY_S = 10.0
 REFUSED = "refused"
 """The `grpc_type` of a call that its token does not allow: of which kind its method is was not looked at."""
 
+_MOST_BYTES = {"grpc.health.v1.Health": 1024}
+"""Longest request of the services that anybody may call, without a token: a call that stays open keeps it."""
+
 _LABELS = ("grpc_type", "grpc_service", "grpc_method")
 _STARTED = Counter("grpc_server_started_total", "Calls started on the server.", _LABELS)
 _HANDLED = Counter("grpc_server_handled_total", "Calls ended on the server, by code.", (*_LABELS, "grpc_code"))
@@ -56,8 +59,13 @@ class Requests:
         """Return the message of a request's bytes; the bytes themselves if there is nothing to decode them with.
 
         Raises:
-            InvalidArgument: They are not a message of the method.
+            InvalidArgument: They are not a message of the method, or too many.
         """
+        if len(data) > (most := _MOST_BYTES.get(service, len(data))):
+            raise InvalidArgument(
+                f"a message of {service}/{method} has {len(data)} bytes, allowed: at most {most}",
+                reason=Reason.TOO_LARGE,
+            )
         try:
             return data if decode is None else decode(data)
         except DecodeError as error:
