@@ -370,6 +370,30 @@ def test_token_that_is_replaced_while_it_is_read_is_noticed(tmp_path: Path, monk
     assert _sent(client) == f"Bearer {new}"
 
 
+def test_client_that_reconnects_while_a_file_is_bad_keeps_what_it_had(
+    address: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each new channel logs which file; a process that begins with a bad file is refused."""
+    own, ca = tmp_path / "operator.token", tmp_path / "ca.pem"
+    for file in (own, ca):
+        shutil.copy(folder / file.name, file)
+    become(monkeypatch, ca=ca, token=own)
+    list_tables = "/tidemill.replay.v1.ReplayService/ListTables"
+    assert _code(address, list_tables) is grpc.StatusCode.OK
+    for file in (own, ca):
+        for spoil in ("empty", "absent"):
+            with capture_logs() as lines:
+                file.write_text("") if spoil == "empty" else file.unlink()
+                assert _code(address, list_tables) is grpc.StatusCode.OK
+            assert any(str(file) in line["reason"] for line in lines)
+    own.write_text("")
+    own.chmod(0o644)
+    assert _code(address, list_tables) is grpc.StatusCode.OK
+    monkeypatch.setenv(client_security.TOKEN_FILE, str(tmp_path / "never.token"))
+    with pytest.raises(ConfigError, match=naming("TIDEMILL_TOKEN_FILE never.token")):
+        open_channel(address)
+
+
 def test_files_that_cannot_be_read_for_a_moment_are_reloaded_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

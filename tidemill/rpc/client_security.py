@@ -75,7 +75,7 @@ def channel_credentials(address: str) -> grpc.ChannelCredentials | None:
     """Return the credentials of a channel; None for plaintext: to a Unix socket or an exception, or if no CA is named.
 
     Raises:
-        ConfigError: A file cannot be read or used, or a certificate has no key.
+        ConfigError: A file cannot be read or used, and never could be in this process, or a certificate has no key.
     """
     ca = os.environ.get(CA, "")
     if not ca or address.startswith("unix:") or _is_excepted(address):
@@ -83,12 +83,9 @@ def channel_credentials(address: str) -> grpc.ChannelCredentials | None:
     cert, key = os.environ.get(CERT, ""), os.environ.get(KEY, "")
     if bool(cert) != bool(key):
         raise ConfigError(f"{CERT} and {KEY} belong together: set both, or neither")
-    root, own_key, chain = read_pem(_absolute(ca), CA), None, None
-    if cert:
-        own_key = read_secret(_absolute(key), KEY).encode()
-        chain = read_pem(_absolute(cert), CERT)
-        check_pair(_absolute(cert), _absolute(key), KEY)
-    return grpc.ssl_channel_credentials(root, own_key, chain)
+    files = _tls_files(_absolute(ca), *map(_absolute, filter(None, (cert, key))))
+    files.refresh(anyway=True)
+    return grpc.ssl_channel_credentials(*files.value)
 
 
 def name_options() -> Options:
@@ -139,6 +136,35 @@ def _absolute(path: str) -> str:
     return os.path.abspath(path)
 
 
+@cache
+def _tls_files(ca: str, cert: str = "", key: str = "") -> Reloaded[tuple[bytes, bytes | None, bytes | None]]:
+    """The CA, the client's own key and its certificate, for all channels: a bad file ends no client that reconnects."""
+
+    def read() -> tuple[bytes, bytes | None, bytes | None]:
+        root = read_pem(ca, CA)
+        if not cert:
+            return root, None, None
+        own_key, chain = read_secret(key, KEY).encode(), read_pem(cert, CERT)
+        check_pair(cert, key, KEY)
+        return root, own_key, chain
+
+    paths = [path for path in (ca, cert, key) if path]
+    return Reloaded(paths, read, _log.warning, "cannot reload the CA or the certificate, keeping the old ones")
+
+
+@cache
+def _token(path: str) -> Reloaded[str]:
+    """The token of a file, for all channels: see `_tls_files`."""
+
+    def read() -> str:
+        words = read_secret(path, TOKEN_FILE).split()
+        if len(words) != 1:
+            raise ConfigError(f"{TOKEN_FILE}: {path} must hold one token alone, it has {len(words)} words")
+        return SCHEME + words[0]
+
+    return Reloaded([path], read, _log.warning, "cannot reload the token, keeping the old one")
+
+
 def _is_excepted(address: str) -> bool:
     return address in os.environ.get(EXCEPT, "").split()
 
@@ -165,9 +191,13 @@ class TokenInterceptor(
     """Adds the token of a file to each call; the file is read again when it changes."""
 
     def __init__(self, path: str) -> None:
-        """Read the token. ConfigError: the file cannot be read, others may read it, or it holds no single word."""
-        self._path = path
-        self._token = Reloaded([path], self._read, _log.warning, "cannot reload the token, keeping the old one")
+        """Read the token; a file that was good before in this process and is bad now is logged.
+
+        Raises:
+            ConfigError: The file cannot be read, others may read it, or it holds no single word.
+        """
+        self._token = _token(path)
+        self._token.refresh(anyway=True)
 
     def _continued(self, continuation: Callable[[Any, Any], Any], details: Any, request: Any) -> Any:  # noqa: ANN401
         self._token.refresh()
@@ -185,9 +215,3 @@ class TokenInterceptor(
     # gRPC passes the arguments by position, under whichever names
     intercept_unary_unary = intercept_unary_stream = _continued  # type: ignore[assignment]
     intercept_stream_unary = intercept_stream_stream = _continued  # type: ignore[assignment]
-
-    def _read(self) -> str:
-        words = read_secret(self._path, TOKEN_FILE).split()
-        if len(words) != 1:
-            raise ConfigError(f"{TOKEN_FILE}: {self._path} must hold one token alone, it has {len(words)} words")
-        return SCHEME + words[0]

@@ -50,9 +50,13 @@ class Reloaded(Generic[_T]):
         self._stamps: list[_Stamp | None] | None = self._look()  # first: a change while they are read is seen later
         self.value = read()
 
-    def refresh(self) -> bool:
-        """Read the files again if they or their modes have changed; True if that gave new contents."""
-        if (stamps := self._look()) == self._stamps:
+    def refresh(self, *, anyway: bool = False) -> bool:
+        """Read the files again if they or their modes have changed; True if that gave new contents.
+
+        Args:
+            anyway: Read them in any case, so that a file that stays bad is logged again.
+        """
+        if (stamps := self._look()) == self._stamps and not anyway:
             return False
         self._stamps = stamps
         try:
