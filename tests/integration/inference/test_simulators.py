@@ -120,10 +120,10 @@ def test_every_algorithm_plays(name: str) -> None:
         table = create_table(replay.address, config, spec, sampler=SelectorConfig(SelectorKind.PRIORITIZED))
         with local_simulators(replay.address, config, spec, sampler="prioritized") as service:
             with SimulatorClient(service.address, spec) as client:
-                for episode in seen:
+                for episode, end in zip(seen, ("terminated", "truncated"), strict=True):
                     client.begin(episode[0])
                     for step in range(1, 31):
-                        client.step(episode[step], 0.5, truncated=step == 30)
+                        client.step(episode[step], 0.5, **{end: step == 30})
             service.flush()
             assert not service.errors
             assert stored_items(replay.address, table)
