@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from contextlib import suppress
 
@@ -64,6 +65,42 @@ async def test_tasks_share_a_writer(server: LocalServer) -> None:
         steps = [int(windows[0][0]), *(int(window[-1]) for window in windows)]
         assert [int(window[0]) for window in windows] == steps[:-1]
         assert sorted(steps) == list(range(1, 21))
+
+
+async def test_flush_does_not_wait_for_what_others_append(server: LocalServer) -> None:
+    """A task that flushes while another one fills each place of a full queue at once returns all the same."""
+    with (
+        ReplayWriter(
+            server.address, _QUEUE, num_envs=2, windows=ItemWindow(1), chunk_length=1, max_in_flight_chunks=8
+        ) as writer,
+        ReplayDataset(server.address, _QUEUE, 1, timeout_s=WAIT_S, prefetch=1) as dataset,
+    ):
+
+        async def write() -> None:
+            for number in itertools.count():
+                await writer.append_async(numbered_step(number), env=1)
+
+        async def read() -> None:  # so slowly that something always waits for an acknowledgement
+            while True:
+                while writer.unacknowledged_chunks < 15:
+                    await asyncio.sleep(0)
+                await anext(dataset)
+
+        async with asyncio.TaskGroup() as tasks:
+            others = [tasks.create_task(write()), tasks.create_task(read())]
+            while writer.unacknowledged_chunks < 16:
+                await asyncio.sleep(0)
+            for number in range(3):
+                await writer.append_async(numbered_step(number), env=0)
+                await writer.flush_async(WAIT_S)
+                assert writer.unacknowledged_chunks
+            for other in others:
+                other.cancel()
+        dataset.close()
+        with ReplayDataset(server.address, _QUEUE, 1) as rest:  # lets the end of the block flush
+            emptying = asyncio.create_task(_batches(rest))
+            await writer.flush_async(WAIT_S)
+            emptying.cancel()
 
 
 async def test_cancelled_calls_take_nothing(server: LocalServer) -> None:

@@ -117,6 +117,7 @@ class StreamAppender(Closing):
         self._closing: list[threading.Thread] = []
         self._has_moved = False
         self._restarts = self._dropped_chunks = 0
+        self._queued_chunks = 0
         self._blocked_s = 0.0
         self._next_leave_s = time.monotonic()
         self._closed = threading.Event()
@@ -153,6 +154,12 @@ class StreamAppender(Closing):
 
     def append_messages(self, messages: Sequence[AppendMessage], timeout_s: float | None = None) -> bool:
         """Queue messages that were packed before, as `append` does with those it packs; see there."""
+        is_queued = self._queue(messages, timeout_s)
+        if is_queued:
+            self._queued_chunks += sum(message.chunks for message in messages)
+        return is_queued
+
+    def _queue(self, messages: Sequence[AppendMessage], timeout_s: float | None) -> bool:
         clock = AwakeClock(_LEAVE_S)
         while not self._closed.is_set():
             self._steer(_LEAVE_S if timeout_s is None else min(timeout_s, _LEAVE_S))
@@ -208,6 +215,10 @@ class StreamAppender(Closing):
             if not left_s or self._closed.is_set():
                 return False
 
+    def has_settled(self, queued_chunks: int) -> bool:
+        """True if the first so many chunks were acknowledged or dropped; otherwise as `flush` without a wait."""
+        return self.flush(0.0) or self._queued_chunks - self.unacknowledged_chunks >= queued_chunks
+
     def stop(self) -> None:
         """End the call and every wait, but do not wait for the threads."""
         self._closed.set()
@@ -262,6 +273,11 @@ class StreamAppender(Closing):
     def env_steps(self) -> int:
         """Agent decisions of all actors in the present shard's first table, as of the newest acknowledgement."""
         return self._appender.env_steps if self._appender else 0
+
+    @property
+    def queued_chunks(self) -> int:
+        """Chunks that `append` has queued so far."""
+        return self._queued_chunks
 
     @property
     def unacknowledged_chunks(self) -> int:

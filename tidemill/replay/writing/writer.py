@@ -180,6 +180,7 @@ class ReplayWriter(Reopened):
         self._told_held, self._held_why, self._ask_held_s = False, "", 0.0
         self._repeated: dict[int, Mapping[str, NDArray[Any]]] = {}
         """Rows that chunks begin with after a flush, by environment, as far as the chunks have not taken them yet."""
+        self._turns: list[object] = []  # of the tasks that wait for room
         self._arguments = arguments_of(self._batch, chunk_length, self._tables, self._items.windows)
         self._name, before = name or new_name(), AppenderState(epoch, ()) if epoch else None
         if state is not None:
@@ -406,7 +407,10 @@ class ReplayWriter(Reopened):
         self._check_kept()
 
     async def flush_async(self, timeout_s: float = FLUSH_S) -> None:
-        """Do as `flush` does, with its errors; what a call that is cancelled has sent stays sent."""
+        """Send and wait as `flush` does, with its errors, but for nothing that other tasks append after the call.
+
+        What a call that is cancelled has sent stays sent.
+        """
         self._check_open()
         self._check_not_held()
         began_s = time.monotonic()
@@ -417,7 +421,8 @@ class ReplayWriter(Reopened):
             self._send(waiting, 0.0, continues=False)
             self._repeated = repeated
             await self._room_for(lambda: 0, timeout_s, began_s)
-        await self._until(lambda: self._appender.flush(0.0), timeout_s, began_s)
+        queued = self._appender.queued_chunks  # other tasks may queue more all the time
+        await self._until(lambda: self._appender.has_settled(queued), timeout_s, began_s)
         self._check_kept()
 
     def take_held(self, at_step_count: int) -> tuple[bytes, ...]:
@@ -761,17 +766,23 @@ class ReplayWriter(Reopened):
     async def _room_for(self, chunks: Callable[[], int], timeout_s: float | None, began_s: float) -> None:
         """Repeat as `_repeat` does, and wait until so many chunks can be sent, counted again after each wait.
 
-        Other tasks may write with this writer during a wait.
+        Other tasks may write with this writer during a wait. They take turns: one that needs room for many chunks would
+        never find it beside one that needs little.
         """
+        turn = object()
 
         def has_room() -> bool:
             count = 1 if self._repeated else chunks()
-            return not count or self._appender.has_room(count)
+            return not count or (self._turns[0] is turn and self._appender.has_room(count))
 
-        await self._until(has_room, timeout_s, began_s)
-        while self._repeated:
-            self._repeat_next(0.0)
+        self._turns.append(turn)
+        try:
             await self._until(has_room, timeout_s, began_s)
+            while self._repeated:
+                self._repeat_next(0.0)
+                await self._until(has_room, timeout_s, began_s)
+        finally:
+            self._turns.remove(turn)
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float | None, began_s: float) -> None:
         """Wait in the event loop for a condition. Unavailable: it did not hold in time."""
