@@ -279,11 +279,13 @@ def test_forked_child_is_told(server: LocalServer) -> None:
             *(lambda: sampler.update_priorities(no_keys, np.zeros(0)), lambda: sampler.delete_items(no_keys)),
             *(client.list_tables, lambda: client.update_priorities("t", [], []), lambda: client.wait_for_ready(1.0)),
             lambda: client.begin_update_priorities("t", no_keys, np.zeros(0)),
+            *(lambda: dataset.priorities.send(no_keys, np.zeros(0)), dataset.priorities.flush),
+            lambda: dataset.priorities.store(no_keys, np.zeros(0)),
             *(watcher.newest, lambda: watcher.wait(1.0), lambda: directory.current, lambda: directory.known(1.0)),
             lambda: next(iter(watch)),
         )
         closed = (writer.close, dataset.close, sampler.close, client.close, watcher.close, directory.close)
-        done_there = (*closed, watch.cancel, params.close)
+        done_there = (*closed, dataset.priorities.close, watch.cancel, params.close)
         for _ in range(3):
             said: SimpleQueue[str] = context.SimpleQueue()
             child = context.Process(target=_use_forked, args=(refused + done_there, said), daemon=True)

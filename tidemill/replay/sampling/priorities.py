@@ -19,6 +19,7 @@ from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, Unava
 from tidemill.logger import LateLogger
 from tidemill.replay.limits import MAX_KEYS
 from tidemill.rpc.channel import DEADLINE_S, Backoff
+from tidemill.rpc.fork import OwnerProcess
 
 _MESSAGES_WAITING = 8
 _STOP_S = 3.0
@@ -89,6 +90,7 @@ class PrioritySender:
             messages: How they are put into messages; None for one message each.
             stop: Ends every wait when set.
         """
+        self._owner = OwnerProcess("PrioritySender")
         self._sends, self._messages, self.dropped = tuple(sends), messages or PriorityMessages(), 0
         self._stop, self._closed = stop or threading.Event(), threading.Event()
         self._queue: queue.Queue[tuple[int, list[Update]] | None] = queue.Queue(_MESSAGES_WAITING)
@@ -147,6 +149,7 @@ class PrioritySender:
             NotFound: The server did not have the table in time.
             FailedPrecondition: The sender was closed, or the table has seen a newer fencing token.
         """
+        self._owner.check()
         table = self._place_of(table)
         until_s, pause = math.inf if timeout_s is None else time.monotonic() + timeout_s, Backoff(limit_s=1.0)
         while True:
@@ -174,7 +177,8 @@ class PrioritySender:
         return held
 
     def check(self) -> None:
-        """Raise what ended the thread."""
+        """Raise what ended the thread, and FailedPrecondition in a forked process, which lacks it."""
+        self._owner.check()
         if self._error is not None:
             raise self._error
 
@@ -183,6 +187,8 @@ class PrioritySender:
 
         May be called twice.
         """
+        if not self._owner.is_here:
+            return
         self._hand_over_all()
         with self._lock:
             self._closed.set()
