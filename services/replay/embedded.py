@@ -30,6 +30,8 @@ _INTERRUPTED_S = 2.0  # the restoring of a table cannot be interrupted, and ends
 class Server(Closing):
     """A replay server in a thread of this process, on loopback, until `close`, the end of the block or of the program.
 
+    The program ends with its main thread: join your own threads before, or those that write or read find no server.
+
     It is the server that `tidemill replay` runs, with the same guarantees, and clients of any process of this machine
     may use it. It speaks plaintext without tokens. Clients of this process and of those that it starts know that,
     whatever `TIDEMILL_TLS_CA` and `TIDEMILL_TOKEN_FILE` say. It shares the interpreter with your program, which both
