@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import threading
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.support.naming import naming
 from tests.support.numbered_steps import numbered_step, steps_table
 from tests.support.replay_service import LocalServer
 from tests.support.waiting import WAIT_S
-from tidemill.errors import Unavailable
+from tidemill.errors import FailedPrecondition, Unavailable
 from tidemill.replay import ItemWindow, RateLimiterConfig, ReplayDataset, ReplayWriter, Server
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableDescription
@@ -101,6 +102,29 @@ async def test_flush_does_not_wait_for_what_others_append(server: LocalServer) -
             emptying = asyncio.create_task(_batches(rest))
             await writer.flush_async(WAIT_S)
             emptying.cancel()
+
+
+async def test_flush_without_a_timeout_waits_for_the_server(server: LocalServer) -> None:
+    """With None, until it has everything or the writer is closed; another type is refused before anything is sent."""
+    with ReplayWriter(server.address, _QUEUE, windows=ItemWindow(1), chunk_length=1) as writer:
+        writer.append(numbered_step(0))
+        soon: Any = "soon"
+        with pytest.raises(TypeError, match=naming("timeout_s")):
+            writer.flush(soon)
+        with pytest.raises(TypeError, match=naming("timeout_s")):
+            await writer.flush_async(soon)
+        assert not writer.unacknowledged_chunks
+        writer.flush(timeout_s=None)
+        writer.append(numbered_step(1))
+        await writer.flush_async(timeout_s=None)
+        assert not writer.unacknowledged_chunks
+        for number in range(2, 6):
+            writer.append(numbered_step(number))
+        flushing = asyncio.create_task(writer.flush_async(timeout_s=None))
+        assert await _is_blocked(flushing)
+        writer.close()
+        with pytest.raises(FailedPrecondition, match=naming("closed")):
+            await flushing
 
 
 async def test_cancelled_calls_take_nothing(server: LocalServer) -> None:

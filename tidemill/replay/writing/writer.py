@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import threading
 import time
@@ -122,7 +123,7 @@ class ReplayWriter(Reopened):
             timeout_s: How long to wait for the server now; None waits until it answers or `stop` is set.
             create: Whether to create tables that the server does not have. Otherwise they are waited for, now and
                 whenever a server has lost them: another program creates them.
-            stop: Ends every wait when set.
+            stop: Ends every wait when set, but that of `flush` for acknowledgements, which has a timeout.
             state: Bytes from `state()` of an earlier writer. This writer continues its streams under the same name;
                 pass the same other arguments.
             replays: Whether the program will repeat its calls since it saved `state`; steps that the server already
@@ -378,11 +379,14 @@ class ReplayWriter(Reopened):
         self._items.end_episode(ended)
         self._rows.episode_steps[ended] = 0
 
-    def flush(self, timeout_s: float = FLUSH_S) -> None:
+    def flush(self, timeout_s: float | None = FLUSH_S) -> None:
         """Send everything, and wait until the server has acknowledged it.
 
         A chunk that is not full is padded, and begins again with the steps that later items may need, so call it where
         you wait for what was sent, not after every step.
+
+        Args:
+            timeout_s: Longest wait; None waits until the server has it or the writer is closed. `stop` does not end it.
 
         Raises:
             Unavailable: The server has not acknowledged everything within `timeout_s` seconds; nothing is lost by that.
@@ -392,6 +396,7 @@ class ReplayWriter(Reopened):
             FailedPrecondition: It holds its messages: see `take_held`.
             InvalidArgument: A window computes what cannot be a priority. Such items are left out: call it again.
         """
+        check_number("timeout_s", timeout_s, or_none=True)
         self._check_open()
         self._check_not_held()
         began_s = time.monotonic()
@@ -402,15 +407,18 @@ class ReplayWriter(Reopened):
             self._send(waiting, timeout_s, began_s, continues=False)
             self._repeated = repeated
             self._repeat(timeout_s, began_s)
-        if not self._appender.flush(max(0.0, began_s + timeout_s - time.monotonic())):
-            raise self._overdue(timeout_s)
+        until_s = math.inf if timeout_s is None else began_s + timeout_s
+        if not self._appender.flush(max(0.0, until_s - time.monotonic())):
+            self._check_open()
+            raise self._overdue(until_s - began_s)
         self._check_kept()
 
-    async def flush_async(self, timeout_s: float = FLUSH_S) -> None:
-        """Send and wait as `flush` does, with its errors, but for nothing that other tasks append after the call.
+    async def flush_async(self, timeout_s: float | None = FLUSH_S) -> None:
+        """Send and wait as `flush` does, with its errors, but not for what other tasks append after the call.
 
         What a call that is cancelled has sent stays sent.
         """
+        check_number("timeout_s", timeout_s, or_none=True)
         self._check_open()
         self._check_not_held()
         began_s = time.monotonic()
@@ -788,6 +796,7 @@ class ReplayWriter(Reopened):
         """Wait in the event loop for a condition. Unavailable: it did not hold in time."""
         pause = Backoff(first_s=0.001, limit_s=0.05)
         while not condition():
+            self._check_open()
             waited_s = time.monotonic() - began_s
             if timeout_s is not None and waited_s >= timeout_s:
                 raise await asyncio.to_thread(self._overdue, timeout_s)
