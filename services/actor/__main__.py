@@ -17,6 +17,7 @@ import structlog
 import torch
 from numpy.typing import NDArray
 
+from tidemill.acting.continued_from import continued_from
 from tidemill.acting.writer import open_writer
 from tidemill.config.load import load
 from tidemill.config.on_policy import windows_per_version
@@ -232,9 +233,10 @@ def make_pacer(
 
 def first_seed(config: ActorConfig, actor_id: str, index: int, superseded_epoch: int) -> int:
     """Return the seed of the first environment of an actor, given its earlier epoch at the replay service."""
-    # which does not know the former process of an actor whose name is made up at each start, or from before a resume
-    # without its log
-    earlier = superseded_epoch or (config.run.continued_from if config.actor.id else zlib.crc32(actor_id.encode()))
+    # which does not know the former process of an actor whose name is made up at each start, of one that another shard
+    # had, or from before a resume without its log
+    made_up = 0 if config.actor.id else zlib.crc32(actor_id.encode())
+    earlier = superseded_epoch or made_up + continued_from(config)
     return training_seed(config.run.seed, index, earlier, num_envs=config.env.num_envs)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import structlog
 import torch
 
+from tidemill.acting.continued_from import continued_from
 from tidemill.acting.writer import open_writer
 from tidemill.config.sections import InferenceConfig
 from tidemill.config.services import InferenceSettings
@@ -115,10 +116,10 @@ def open_simulator_writer(
 def exploration_seeds(config: InferenceConfig, writer: ReplayWriter) -> tuple[int, ...]:
     """Return the seeds of a service's exploration, which differ on each machine, for each index and after a restart.
 
-    A restarted service continues its streams behind the steps that they have, or supersedes them; after a resume
-    without the log of the replay service it has neither.
+    A restarted service continues its streams behind the steps that they have, or supersedes them; where the replay
+    service has lost them, it has neither.
     """
-    host, own = zlib.crc32(socket.gethostname().encode()), (config.run.seed, config.run.continued_from)
+    host, own = zlib.crc32(socket.gethostname().encode()), (config.run.seed, continued_from(config))
     return *own, host, config.inference.index, writer.superseded_epoch, int(writer.next_steps.sum())
 
 
@@ -149,7 +150,7 @@ async def serve_simulators(
     writer = await asyncio.to_thread(open_simulator_writer, config, spec, policy, name, identity.epoch, stop)
     if writer is None:
         return None
-    seeds = exploration_seeds(config, writer)
+    seeds = await asyncio.to_thread(exploration_seeds, config, writer)
     simulators = Simulators(
         writer,
         forward,

@@ -27,9 +27,10 @@ class RunSettings:
     """Folder of all runs. This run is kept in ROOT/NAME."""
     seed: int = 1
     """Seed of networks, exploration and environments. Evaluation uses separate seeds."""
-    continued_from: int = 0
-    """Newest version of the parameters in the run's folder when the run was started or resumed, 0 for a new run. The
-    launcher sets it. Seeds of actors and simulators depend on it after a resume with `replay.storage.memory_only`."""
+    continued_from: int | None = None
+    """Newest version of the parameters when the run was started or resumed, 0 for a new run. The launcher sets it.
+    None: actors and services with simulators ask the parameter server when they start. Their seeds depend on it where
+    the replay service does not know them from before."""
     target_return: float | None = None
     """Mean evaluation return at which the run ends as solved. `evaluator.confirm_episodes` further episodes must
     confirm it. None: no target."""
@@ -58,7 +59,10 @@ class RunSettings:
     def __post_init__(self) -> None:
         check(is_safe_name(self.name), "run.name", self.name, SAFE_NAME)
         check(0 <= self.seed < 2**63, "run.seed", self.seed, "0 to 2**63 - 1")
-        check_at_least(0, "run", self, "continued_from", "max_env_steps", "max_learner_steps", "max_wall_s")
+        check(
+            self.continued_from is None or self.continued_from >= 0, "run.continued_from", self.continued_from, ">= 0"
+        )
+        check_at_least(0, "run", self, "max_env_steps", "max_learner_steps", "max_wall_s")
         check_at_least(1, "run", self, "round_steps")
 
     @property

@@ -92,6 +92,11 @@ def test_identity_that_cannot_be_read_now_is_kept(tmp_path: Path, monkeypatch: p
     assert Identity(file).key == first.key
 
 
+def _new_run(folder: Path) -> RunSettings:
+    """A run that the launcher starts, so that no parameter server is asked."""
+    return RunSettings(root=str(folder), continued_from=0)
+
+
 def _opened(run: InferenceConfig, spec: EnvSpec, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The parts that the simulators of a service on another device are made from."""
     opened = dict[str, Any]()
@@ -123,7 +128,7 @@ def test_simulators_explore_on_the_cpu_wherever_the_network_is(
 ) -> None:
     """The network's numbers reach an episode in the host's memory. Noise is drawn where the network is."""
     config, spec = DISTINCT_CASES[name]
-    run = InferenceConfig(run=RunSettings(root=str(tmp_path)), agent=config, inference=InferenceSettings(simulators=4))
+    run = InferenceConfig(run=_new_run(tmp_path), agent=config, inference=InferenceSettings(simulators=4))
     opened, policy = _opened(run, spec, monkeypatch), build_policy(config, spec)
     explorer: Callable[[int], SplitPolicy] = opened["explorer"]
     episode: Episode = opened["new_episode"](0)
@@ -150,7 +155,7 @@ def test_rewards_of_simulators_are_clipped_as_those_of_actors(
 ) -> None:
     """`env.clip_rewards` is of Atari games, whoever plays them."""
     inference, agent = InferenceSettings(simulators=4), DQNConfig(network="mlp", hidden_sizes=(4,))
-    run = InferenceConfig(run=RunSettings(root=str(tmp_path)), env=env, agent=agent, inference=inference)
+    run = InferenceConfig(run=_new_run(tmp_path), env=env, agent=agent, inference=inference)
     opened = _opened(run, EnvSpec((1,), "float32", num_actions=2), monkeypatch)
     policy_input = opened["new_episode"](1).see(SeenStep(1, np.zeros(1, np.float32), 5.0))
     assert policy_input.last_reward.tolist() == [learned]
