@@ -15,6 +15,8 @@ from tidemill.errors import DataLoss
 EVALUATING = "evaluating.json"
 """File in a run's folder while an evaluation is under way: `version`, `ended` and `episodes`; after one without a score
 `version` and `refusal`, its reason."""
+NOT_EVALUATED = "the last evaluation was not completed"
+"""In the reason of a result whose score is not of the run's newest parameters."""
 
 
 @dataclass(frozen=True)

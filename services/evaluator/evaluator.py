@@ -16,7 +16,7 @@ from tidemill.awake_clock import AwakeTimer
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.params.run_end import read_divergence, version_at_earlier_end
 from tidemill.params.version import BEST, EVALUATED, VERDICT, Params, ParamsMetadata
-from tidemill.scores import Score
+from tidemill.scores import NOT_EVALUATED, Score
 from tidemill.services.evaluator.params_source import ParamsSource
 from tidemill.services.evaluator.protocol import EpisodesFailed, Evaluation, Runner
 from tidemill.services.evaluator.run_logs import RunLogs
@@ -288,7 +288,7 @@ class Evaluator:
         """Return the end of a run whose last version could not be measured: that of the previous score, if any."""
         rows = self._logs.scores.rows
         why = f": {self._refusal}" if self._refusal else ""
-        what = f"{reason}; the last evaluation was not completed{why}"
+        what = f"{reason}; {NOT_EVALUATED}{why}"
         return RunVerdict(False, what, rows[-1].params_version if rows else None)
 
     def _measure(self, params: Params, is_stopped: Callable[[], bool]) -> Score | None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 KEY = "tidemill_checkpoint"
+ENV_STEPS = ("base_env_steps", "server_env_steps")
+"""What the names of its counters begin with that add up to the agent decisions of the run."""
 _LENGTH_BYTES = 8  # before the header of a safetensors file
 _MAX_BYTES = 100_000_000  # the longest header that safetensors accepts
 

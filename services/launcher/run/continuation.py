@@ -14,9 +14,9 @@ from tidemill.envs.recorded_spec import spec_changes
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError, TidemillError
 from tidemill.installation import typed
-from tidemill.learner.checkpoint_header import newest_header
+from tidemill.learner.checkpoint_header import ENV_STEPS, newest_header
 from tidemill.rl.settings.registry import stored_columns
-from tidemill.scores import read_scores
+from tidemill.scores import NOT_EVALUATED, read_scores
 from tidemill.services.launcher.run.folder import has_trained, with_run_paths
 from tidemill.services.launcher.run.paths import has_log, log_folders, with_absolute_log
 from tidemill.settings.overlay import to_document
@@ -148,8 +148,9 @@ def check_limits(before: RunConfig, now: RunConfig, folder: Path) -> None:
         )
     for name, reached in progress(folder).items():
         limit = getattr(now.run, name)
-        is_new = limit != getattr(before.run, name)
-        if (is_new or f"run.{name} " in result.get("reason", "")) and 0 < limit <= reached:
+        is_new, ended = limit != getattr(before.run, name), result.get("reason", "")
+        has_ended = f"run.{name} " in ended and NOT_EVALUATED not in ended  # else the evaluation is made up for
+        if (is_new or has_ended) and 0 < limit <= reached:
             raise ConfigError(
                 f"run.{name} is {limit:g}, but the run is at {reached:,.0f} already: it counts from the run's first "
                 "start. Set it above that, or to 0 for no limit"
@@ -184,13 +185,15 @@ def _instead(config: RunConfig) -> str:
 
 
 def progress(folder: Path) -> dict[str, float]:
-    """Return how far a run is by each of its limits."""
+    """Return how far a run is by each of its limits: at least so far, by its newest evaluation and checkpoint."""
     scores = read_scores(folder / "scores.csv")
     newest = scores[-1] if scores else None
+    saved: dict[str, int] = newest_header(folder / "checkpoints").get("counters", {})
+    env_steps = sum(count for name, count in saved.items() if name.startswith(ENV_STEPS))
     return {
         "max_wall_s": trained_s(folder),
-        "max_env_steps": newest.env_steps if newest else 0,
-        "max_learner_steps": newest.learner_steps if newest else 0,
+        "max_env_steps": max(env_steps, newest.env_steps if newest else 0),
+        "max_learner_steps": max(saved.get("learner_steps", 0), newest.learner_steps if newest else 0),
     }
 
 

@@ -19,6 +19,7 @@ from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings, ReplaySettings, StorageSettings
 from tidemill.config.table import TableSettings
 from tidemill.errors import ConfigError
+from tidemill.scores import NOT_EVALUATED
 from tidemill.services.launcher.run.continuation import check_continues, check_limits, trained_settings
 from tidemill.services.learner.checkpoint.format import Checkpoint, encode
 from tidemill.settings.overlay import to_document
@@ -45,6 +46,25 @@ def test_limit_of_steps_that_a_run_has_passed_is_refused(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=naming("run.max_learner_steps 400 500")):
         check_limits(before, replace(before, run=RunSettings(max_learner_steps=400)), tmp_path)
     check_limits(before, replace(before, run=RunSettings(max_env_steps=2001)), tmp_path)
+
+
+def test_limit_of_steps_that_the_checkpoint_has_passed_is_refused(tmp_path: Path) -> None:
+    """No evaluation was made that late. An ended run continues at its limit only to make up for its last evaluation."""
+    counters = {"learner_steps": 500, "base_env_steps": 300, "server_env_steps/a": 900, "server_env_steps/b": 800}
+    file = tmp_path / "checkpoints" / "checkpoint-000001-00000001.safetensors"
+    file.parent.mkdir()
+    file.write_bytes(encode(Checkpoint("dqn", {}, "", counters, {"weight": torch.zeros(1)}, {})))
+    before = RunConfig(run=RunSettings(max_env_steps=2000, max_learner_steps=500))
+    for name, limit, reached in (("max_learner_steps", 499, "500"), ("max_env_steps", 1999, "2,000")):
+        with pytest.raises(ConfigError, match=naming(f"run.{name} {limit} {reached}")):
+            check_limits(before, replace(before, run=replace(before.run, **{name: limit})), tmp_path)
+    check_limits(before, before, tmp_path)
+    reason = "run.max_env_steps (2000) reached"
+    (tmp_path / "result.json").write_text(json.dumps({"reason": f"{reason}; {NOT_EVALUATED}"}))
+    check_limits(before, before, tmp_path)
+    (tmp_path / "result.json").write_text(json.dumps({"reason": reason}))
+    with pytest.raises(ConfigError, match=naming("run.max_env_steps 2000")):
+        check_limits(before, before, tmp_path)
 
 
 def test_exponent_of_a_table_that_is_restored_stays() -> None:
