@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from tidemill.config.fixed import FREE
@@ -14,6 +15,14 @@ from tidemill.settings.overlay import to_document
 
 _NAMES = ("agent.algorithm", "env.id")
 """What is trained where. They always count: each algorithm has settings with other defaults."""
+
+_OF_NETWORK = ("agent.distribution", "agent.activation", "agent.actor_activation", "env.observation_indices")
+"""Settings with which the same numbers, in the same shapes, are another network."""
+
+
+def network_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of `training_settings` with which the same numbers are another network."""
+    return {name: settings[name] for name in _OF_NETWORK if name in settings}
 
 
 def training_settings(config: LearnerConfig | EvaluatorConfig | RunConfig) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill import formats
+from tidemill.config.digest import network_settings, training_settings
 from tidemill.config.evaluation import epsilon_of, noop_max_of
 from tidemill.config.load import by_names, from_document
 from tidemill.config.sections import RunConfig
@@ -220,6 +221,8 @@ def _reasons(before: RunConfig, now: RunConfig, spec_of: Callable[[EnvSettings],
     old, new = build_agent(before.agent, before_spec), build_agent(now.agent, now_spec)
     if _shapes(old.state_dict()) != _shapes(new.state_dict()):
         yield "its checkpoint holds networks of another shape"
+    elif network_settings(training_settings(before)) != network_settings(training_settings(now)):
+        yield "its checkpoint is for another network"
     if before.table.name != now.table.name or (now.launcher.replay and not log_folders(now)):
         return  # the table begins empty
     items = [getattr(before.table, name) == getattr(now.table, name) for name in _OF_ITEMS]

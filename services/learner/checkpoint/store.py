@@ -16,6 +16,7 @@ from pathlib import Path
 import structlog
 
 from tidemill.atomic_files import TEMPORARY, is_disk_full, make_folder, replacing, sync_file, write_atomically
+from tidemill.config.digest import network_settings
 from tidemill.config.run import RESTORED
 from tidemill.errors import ConfigError, DataLoss, FatalError, Reason, ResourceExhausted, TidemillError
 from tidemill.params.publisher import StalePublisher
@@ -159,6 +160,10 @@ def check_fits(path: Path, found: Checkpoint, wanted: Checkpoint) -> None:
         if theirs != ours and (theirs or ours):  # a single number is not part of a network
             holds, wants = _described(name, theirs), _described(name, ours)
             raise FatalError(f"{path} holds {holds}, this run's network has {wants}: {advice}")
+    then, now = network_settings(found.settings), network_settings(wanted.settings)
+    for name in sorted(then.keys() & now.keys()):  # a version of Tidemill may add some
+        if then[name] != now[name]:
+            raise FatalError(f"{path} is of {name} {then[name]!r}, this run's is {now[name]!r}: {advice}")
 
 
 def _described(name: str, shape: list[int] | None) -> str:

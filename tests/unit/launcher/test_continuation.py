@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.batches import CONTINUOUS
+from tests.support.batches import CONTINUOUS, VECTOR
 from tests.support.naming import naming
 from tidemill.config.digest import training_settings
 from tidemill.config.load import by_sections, load_config
@@ -55,9 +55,12 @@ def test_limit_of_steps_that_the_checkpoint_has_passed_is_refused(tmp_path: Path
     file.parent.mkdir()
     file.write_bytes(encode(Checkpoint("dqn", {}, "", counters, {"weight": torch.zeros(1)}, {})))
     before = RunConfig(run=RunSettings(max_env_steps=2000, max_learner_steps=500))
-    for name, limit, reached in (("max_learner_steps", 499, "500"), ("max_env_steps", 1999, "2,000")):
-        with pytest.raises(ConfigError, match=naming(f"run.{name} {limit} {reached}")):
-            check_limits(before, replace(before, run=replace(before.run, **{name: limit})), tmp_path)
+    for run, named in (
+        (RunSettings(max_learner_steps=499), "run.max_learner_steps 499 500"),
+        (RunSettings(max_env_steps=1999), "run.max_env_steps 1999 2,000"),
+    ):
+        with pytest.raises(ConfigError, match=naming(named)):
+            check_limits(before, replace(before, run=run), tmp_path)
     check_limits(before, before, tmp_path)
     reason = "run.max_env_steps (2000) reached"
     (tmp_path / "result.json").write_text(json.dumps({"reason": f"{reason}; {NOT_EVALUATED}"}))
@@ -109,6 +112,25 @@ def test_refusal_names_only_the_settings_that_do_not_fit(wrong: dict[str, object
     with pytest.raises(ConfigError, match=naming(named)) as raised:
         check_continues(before, now, lambda _: CONTINUOUS)
     assert "batch_size" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "agent, name, values",
+    [
+        ({"agent.algorithm": "dqn"}, "agent.distribution", ("c51", "qr")),
+        ({"agent.algorithm": "ppo"}, "agent.activation", ("tanh", "relu")),
+        ({"agent.algorithm": "ddpg"}, "agent.actor_activation", ("relu", "tanh")),
+        ({"agent.algorithm": "sac"}, "env.observation_indices", ([0, 1], [0, 2])),
+    ],
+)
+def test_settings_with_which_the_same_numbers_are_another_network_are_refused(
+    agent: dict[str, object], name: str, values: tuple[object, object]
+) -> None:
+    """All shapes are equal."""
+    before, now = (load_config(by_sections(agent | {name: value})) for value in values)
+    spec = VECTOR if name == "agent.distribution" else CONTINUOUS
+    with pytest.raises(ConfigError, match=naming(f"{name} another network")):
+        check_continues(before, now, lambda _: spec)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -250,6 +251,14 @@ def test_checkpoint_of_another_network_is_refused() -> None:
     """The message names the tensor and both shapes."""
     with pytest.raises(FatalError, match=naming("actor.0.weight [4, 2] actor.0.weight [3, 2]")):
         check_fits(Path("c/x"), _checkpoint(width=4), _checkpoint())
+
+
+def test_checkpoint_whose_numbers_were_another_network_is_refused() -> None:
+    """Logits of C51 would be read as quantiles, of which there are as many; early versions do not tell."""
+    c51, qr = (replace(_checkpoint(), settings={"agent.distribution": each}) for each in ("c51", "qr"))
+    with pytest.raises(FatalError, match=naming("agent.distribution c51 qr run.name")):
+        check_fits(Path("c/x"), c51, qr)
+    check_fits(Path("c/x"), _checkpoint(), qr)
 
 
 def test_fitting_checkpoint_is_accepted() -> None:
