@@ -150,7 +150,7 @@ class VersionPacer:
 
     def may_start(self, fencing_token: int, learner_steps: int) -> bool:
         """True if another window may start with the parameters of this learner process after so many updates."""
-        # a restarted learner has lost the batches it had not trained on; that of another run may have the same token
+        # a restarted learner has lost at least the batch in training; that of another run may have the same token
         if fencing_token != self._fencing_token or learner_steps < self._newest:
             self._fencing_token, self._base, self._started = fencing_token, learner_steps, 0
         self._newest = learner_steps

@@ -39,7 +39,8 @@ _RENEW_AFTER_S, _RENEW_AT_MOST_S = 5.0, 60.0
 most."""
 
 _LATE_BATCHES = 10
-"""Consecutive batches with a greater policy lag than is set before a warning: a restart alone leaves fewer."""
+"""Consecutive batches with a greater policy lag than is set before a warning; after a restart, too, since what
+was drawn before goes back to the table (docs/adr/0040-on-policy-pacing.md)."""
 
 _log = structlog.get_logger()
 
