@@ -16,9 +16,7 @@ def doctor(argv: Sequence[str]) -> int:
     """Print every finding; return 0, or 1 if a run would fail."""
     parser = ArgumentParser(prog="tidemill doctor", description=_ABOUT)
     parser.add_argument("--root", type=Path, default=Path("runs"), help="folder of all runs (default: runs)")
-    parser.add_argument(
-        "--certs", type=Path, default=Path("certs"), help="folder of `tidemill certs`, if there is one (default: certs)"
-    )
+    parser.add_argument("--certs", type=Path, help="folder of `tidemill certs`, if there is one (default: certs)")
     network.add_options(parser)
     arguments = parser.parse_args(list(argv))
     if arguments.network:

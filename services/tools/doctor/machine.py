@@ -112,11 +112,18 @@ def disk(root: Path) -> list[Finding]:
     return [Finding("ok", text)]
 
 
-def certificates(folder: Path, now: datetime.datetime | None = None) -> list[Finding]:
-    """Return findings on how long each certificate below a folder lasts; nothing if there is no such folder."""
+def certificates(asked: Path | None, now: datetime.datetime | None = None) -> list[Finding]:
+    """Return findings on how long each certificate below a folder lasts.
+
+    Args:
+        asked: The folder. None: the one that `tidemill certs` writes by default, if it is there.
+        now: The present time.
+    """
+    folder = asked or Path("certs")
     files = sorted(folder.rglob("*.pem")) if os.path.isdir(folder) else []
     if not files:
-        return []
+        advice = "name a folder that `tidemill certs` wrote and that you may read with --certs"
+        return [Finding("FAIL", f"no certificate is found in {folder}", advice)] if asked else []
     now = now or datetime.datetime.now(datetime.UTC)
     found = []
     for file in files:

@@ -150,7 +150,7 @@ def test_little_memory_is_noted(tmp_path: Path, gib: int, mark: str, monkeypatch
 def test_certificates_are_read_for_how_long_they_last(tmp_path: Path) -> None:
     """Those that end soon are noted, those that ended or cannot be read fail; keys are not taken for certificates."""
     folder = tmp_path / "certs"
-    assert machine.certificates(folder) == []
+    assert [finding.mark for finding in machine.certificates(folder)] == ["FAIL"]
     certs.make(folder)
     assert {finding.mark for finding in machine.certificates(folder)} == {"ok"}
     texts = " ".join(finding.text for finding in machine.certificates(folder))
@@ -225,7 +225,17 @@ def test_folder_that_another_user_closed_is_a_finding(tmp_path: Path, monkeypatc
     deny(monkeypatch, closed := tmp_path / "closed")
     (finding,) = machine.disk(closed / "runs" / "new")
     assert (finding.mark, finding.text) == ("FAIL", f"{closed} cannot be written")
-    assert machine.certificates(closed / "certs") == []
+    (finding,) = machine.certificates(closed / "certs")
+    assert (finding.mark, finding.text) == ("FAIL", f"no certificate is found in {closed / 'certs'}")
+
+
+def test_folder_without_certificates_is_a_finding_if_it_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be mistyped; who names none may have none."""
+    monkeypatch.chdir(tmp_path)
+    assert [finding.mark for finding in machine.certificates(Path("cert"))] == ["FAIL"]
+    assert machine.certificates(None) == []
 
 
 @pytest.mark.parametrize("version, machine", [((3, 14, 0), "x86_64"), ((3, 13, 5), "aarch64")])
