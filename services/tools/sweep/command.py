@@ -27,14 +27,21 @@ from tidemill.services.tools.sweep.journal import Journal, Trial
 from tidemill.services.tools.sweep.plan import Sweep, read_sweep
 from tidemill.services.tools.sweep.propose import check_method, propose
 from tidemill.services.tools.sweep.report import draw_results, table, write_results
-from tidemill.services.tools.sweep.runs import Run, check_runs, fork_client, run_folder, run_name, score_of, start, stop
+from tidemill.services.tools.sweep.runs import (
+    FAILURES_TO_STOP,
+    Run,
+    check_runs,
+    fork_client,
+    run_folder,
+    run_name,
+    score_of,
+    start,
+    stop,
+)
 from tidemill.services.tools.sweep.shared_replay import SharedReplay
 from tidemill.settings.argument_parser import ArgumentParser
 
 _POLL_S = 0.5
-_FAILURES_TO_STOP = 3
-"""So many runs that failed before any has succeeded will not be followed by a good one."""
-
 _START_S = 10.0
 """So long the shared replay service may take to start before it is told that runs wait for it, in seconds."""
 
@@ -199,7 +206,7 @@ class _Loop:
     @property
     def _has_failed(self) -> bool:
         has_success = any(score is not None for trial in self._journal.trials for score in trial.scores.values())
-        return self._failures >= _FAILURES_TO_STOP and not has_success
+        return self._failures >= FAILURES_TO_STOP and not has_success
 
     def _end(self) -> int:
         trials, folder = self._journal.trials, self._folder

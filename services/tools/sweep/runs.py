@@ -29,6 +29,9 @@ from tidemill.services.tools.sweep.journal import Trial
 from tidemill.services.tools.sweep.plan import Sweep
 from tidemill.services.tools.sweep.propose import propose
 
+FAILURES_TO_STOP = 3
+"""So many runs that failed before any has succeeded will not be followed by a good one."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -64,15 +67,17 @@ def fork_client(config: Mapping[str, Any]) -> ForkClient | None:
 
 
 def check_runs(sweep: Sweep) -> None:
-    """Check, before the first run, that at least one would be started: the first, or one at an end of the space.
+    """Check, before the first run, that one of the first trials would be started, after whose failures a sweep ends.
 
     Raises:
         ConfigError: Why the first would be refused. What only some values are refused for fails their trials alone.
     """
+    trials: list[Trial] = []
     refusals: list[ConfigError] = []
-    for values in (propose(sweep, ()), *sweep.ends):
+    while len(trials) < min(FAILURES_TO_STOP, sweep.trial_count):
+        trials.append(Trial(len(trials), propose(sweep, trials)))
         try:
-            config = load_config(sweep.config(values))
+            config = load_config(sweep.config(trials[-1].values))
             check_free_ports(config)
             check_settings(config, None)
         except ConfigError as error:

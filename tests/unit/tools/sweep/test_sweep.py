@@ -247,6 +247,24 @@ def test_sweep_each_of_whose_runs_would_be_refused_starts_none(
     assert swept(2, [1], fails=lambda *_: False) == (0, [])
 
 
+def test_sweep_is_started_for_one_of_its_first_trials(
+    swept: Callable[..., tuple[int, Runs]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if those at the ends of its space would be refused; a later trial is not reached after three failures."""
+    taken = 2
+
+    def check_settings(config: RunConfig, _: None) -> None:
+        if (n_step := getattr(config.agent, "n_step", 0)) != taken:
+            raise ConfigError(f"agent.n_step is {n_step}")
+
+    monkeypatch.setattr(runs, "check_settings", check_settings)
+    assert swept(3, [1], fails=lambda trial, _: trial != 1) == (0, [(0, 1), (1, 1), (2, 1)])
+    shutil.rmtree("sweeps")
+    taken = 4
+    with pytest.raises(ConfigError, match=naming("agent.n_step 1")):
+        swept(4, [1], fails=lambda *_: False)
+
+
 def test_folder_that_cannot_be_written_to_is_told(swept: Callable[..., tuple[int, Runs]]) -> None:
     """With the option that chooses another."""
     Path("sweeps").touch()
