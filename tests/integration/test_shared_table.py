@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -13,11 +13,15 @@ from tests.support.demonstrations import demonstrations, write_demonstrations
 from tests.support.naming import naming
 from tests.support.replay_service import local_server
 from tidemill.config.load import load_config, write_document
+from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings
 from tidemill.errors import AlreadyExists
+from tidemill.file_lock import open_locked
 from tidemill.services.launcher import cli
+from tidemill.services.launcher.run import shared_table
 from tidemill.services.launcher.run.folder import RunFolder
-from tidemill.services.launcher.run.shared_table import check_filled_alone, check_new_table
+from tidemill.services.launcher.run.paths import runs_with_its_table
+from tidemill.services.launcher.run.shared_table import check_new_table, create_alone
 
 
 def test_new_run_takes_over_no_table_of_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,34 +57,71 @@ def test_new_run_takes_over_no_table_of_another(tmp_path: Path, capsys: pytest.C
     assert "19 items" not in capsys.readouterr().err
 
 
-def test_of_two_runs_that_start_at_the_same_moment_one_fills_a_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first, though the table is still empty for both. A run without actors fills none."""
-    address = f"unix://{tmp_path}/none.sock"
-    document = {"launcher": {"replay": False}, "cluster": {"replay": [address]}}
-    config = load_config(document | {"run": {"root": str(tmp_path)}})
-    first, second = (replace(config, run=replace(config.run, name=name)) for name in ("z", "a"))
-    with RunFolder.create(first, fresh=False), RunFolder.create(second, fresh=False):
-        for run, time_ns in ((first, 1), (second, 2)):
-            os.utime(run.run.folder / "config.yaml", ns=(time_ns, time_ns))
-        check_filled_alone(first)
+def test_of_two_runs_on_one_table_the_first_fills_it(tmp_path: Path) -> None:
+    """The second is refused before its folder is made, though the table is empty. A run without actors fills none."""
+    first, second = (_on_shared_table(tmp_path, name) for name in ("z", "a"))
+    others = (
+        replace(second, table=replace(second.table, name="other")),
+        replace(second, cluster=replace(second.cluster, replay=("other:7401",))),
+        replace(second, launcher=LauncherSettings(replay=False, actors=0)),
+        replace(second, launcher=LauncherSettings()),
+    )
+    with create_alone(first, fresh=False):
         with pytest.raises(AlreadyExists, match=naming(f"table.name 'replay' {first.run.folder} --table.name")):
-            check_filled_alone(second)
-        check_filled_alone(replace(second, table=replace(second.table, name="other")))
-        check_filled_alone(replace(second, cluster=replace(second.cluster, replay=("other:7401",))))
-        check_filled_alone(replace(second, launcher=LauncherSettings(replay=False, actors=0)))
-        check_filled_alone(replace(second, launcher=LauncherSettings()))
-    check_filled_alone(second)  # the first has ended
+            create_alone(second, fresh=False)
+        assert not second.run.folder.exists()
+        for other in others:
+            create_alone(other, fresh=False).close()
+    create_alone(second, fresh=False).close()  # the first has ended
+
+
+def test_refused_run_moves_no_earlier_one_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --fresh the earlier run of its name stays, and can be resumed."""
     monkeypatch.setattr("tidemill.services.launcher.run.shared_table._ASK_S", 0.1)
     monkeypatch.setattr("tidemill.services.launcher.commands.train.check_settings", lambda *_: None)
     monkeypatch.setattr("tidemill.services.launcher.commands.train.run", Mock(side_effect=AssertionError))
-    options = ["--run.root", str(tmp_path), "--run.name", "a", "--launcher.fork-services", "false"]
-    shared = ["--launcher.replay", "false", "--cluster.replay", address]
-    with RunFolder.create(first, fresh=False):
-        os.utime(first.run.folder / "config.yaml", ns=(1, 1))
-        with pytest.raises(AlreadyExists, match=naming(f"{first.run.folder} running")):
-            cli.COMMANDS["train"].load()([*options, *shared])
+    first, second = (_on_shared_table(tmp_path, name) for name in ("a", "z"))
+    RunFolder.create(second, fresh=False).close()
+    (second.run.folder / "result.json").write_text("{}")
+    options = ["--run.root", str(tmp_path), "--run.name", "z", "--launcher.fork-services", "false", "--fresh"]
+    shared = ["--launcher.replay", "false", "--cluster.replay", *first.cluster.replay]
+    with (
+        RunFolder.create(first, fresh=False),
+        pytest.raises(AlreadyExists, match=naming(f"{first.run.folder} running")),
+    ):
+        cli.COMMANDS["train"].load()([*options, *shared])
+    assert (second.run.folder / "result.json").exists()
+    assert not (tmp_path / "z-1").exists()
+
+
+def test_start_waits_for_another_that_has_not_written_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start holds a lock from its look for other runs until it can be found. It does without another user's lock."""
+    config, lock = _on_shared_table(tmp_path, "run"), tmp_path / ".starting"
+    look, write, held = runs_with_its_table, RunFolder.write_config, []
+
+    def watched_look(settings: RunConfig, which: Callable[[Path], bool]) -> Iterator[tuple[Path, RunConfig]]:
+        held.append(open_locked(lock) is None)
+        return look(settings, which)
+
+    def watched_write(folder: RunFolder, settings: RunConfig) -> None:
+        held.append(open_locked(lock) is None)
+        write(folder, settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shared_table, "runs_with_its_table", watched_look)
+        patch.setattr(RunFolder, "write_config", watched_write)
+        create_alone(config, fresh=False).close()
+    assert held == [True, True]
+    monkeypatch.setattr(shared_table, "locked", Mock(side_effect=PermissionError))
+    create_alone(config, fresh=False).close()
+
+
+def _on_shared_table(root: Path, name: str) -> RunConfig:
+    """Return the settings of a run with actors on a replay service that is not there."""
+    run = {"root": str(root), "name": name}
+    return load_config({"run": run, "launcher": {"replay": False}, "cluster": {"replay": [f"unix://{root}/none.sock"]}})
 
 
 def test_service_that_is_not_there_yet_is_left_to_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ from tidemill.services.launcher.run.paths import (
     with_beginning,
     with_storage,
 )
-from tidemill.services.launcher.run.shared_table import check_filled_alone, check_new_table
+from tidemill.services.launcher.run.shared_table import check_new_table, create_alone
 from tidemill.services.launcher.supervise.child import DEFAULTS
 from tidemill.services.launcher.supervise.runner import ClusterRunner
 from tidemill.services.launcher.supervise.service_spec import cluster_specs
@@ -95,8 +95,7 @@ def train(argv: Sequence[str]) -> int:
         print(f"note: {notice}", file=sys.stderr, flush=True)
     with _fork_client(config) as forks, LoggerProcesses() as loggers:
         check_settings(config, forks)
-        with RunFolder.create(config, fresh=fresh) as folder:
-            check_filled_alone(config)
+        with create_alone(config, fresh=fresh) as folder:
             code = run(config, folder, loggers, forks)
         return _ended(code, loggers)
 

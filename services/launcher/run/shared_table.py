@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import contextlib
 
 from tidemill.config.sections import RunConfig
 from tidemill.errors import AlreadyExists, NotFound, Unavailable
+from tidemill.file_lock import locked
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.named_table import addresses_of
 from tidemill.replay.shards.directory import servers_now
-from tidemill.services.launcher.run.folder import is_running
+from tidemill.services.launcher.run.folder import RunFolder, is_running
 from tidemill.services.launcher.run.paths import runs_with_its_table
 
 _ASK_S = 10.0
@@ -39,34 +40,34 @@ def check_new_table(config: RunConfig) -> str:
     return f"{holds} in a table of this name, which this run trains on; another --table.name starts with an empty one"
 
 
-def check_filled_alone(config: RunConfig) -> None:
-    """Check, once the folder of a new run is locked, that no run that started before it is filling the same table.
+def create_alone(config: RunConfig, *, fresh: bool) -> RunFolder:
+    """Make the folder of a new run as `RunFolder.create`, unless another run is filling the same table.
 
-    Neither finds items of the other there, if they start at the same moment.
+    Two runs that start at the same moment find no items of each other there, so one start waits for the other.
 
     Raises:
-        AlreadyExists: Such a run is running below the same root.
+        AlreadyExists: Such a run is running below the same root. No folder was made or moved.
     """
-    own = config.run.folder
     if not _writes_elsewhere(config):
-        return
-    for folder, other in runs_with_its_table(config, lambda each: each.name != own.name and is_running(each)):
-        is_shared = set(other.cluster.replay) & set(config.cluster.replay)
-        if is_shared and _writes_elsewhere(other) and _began(folder) < _began(own):
-            raise AlreadyExists(
-                f"table.name is {config.table.name!r}, and {folder}, which is running, fills the table of this name at "
-                f"{', '.join(config.cluster.replay)}: choose another name with --table.name, and with --actor.id"
-            )
+        return RunFolder.create(config, fresh=fresh)
+    own = config.run.folder
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # another user's lock; if no folder can be made here, `create` says so
+            own.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(own.parent / ".starting"))
+        for folder, other in runs_with_its_table(config, lambda each: each.name != own.name and is_running(each)):
+            if _writes_elsewhere(other) and set(other.cluster.replay) & set(config.cluster.replay):
+                raise AlreadyExists(
+                    f"table.name is {config.table.name!r}, and {folder}, which is running, fills the table of this "
+                    f"name at {', '.join(config.cluster.replay)}: choose another name with --table.name, and with "
+                    "--actor.id"
+                )
+        return RunFolder.create(config, fresh=fresh)
 
 
 def _writes_elsewhere(config: RunConfig) -> bool:
     """True if a run fills a table on a replay service that it does not start itself."""
     return not config.launcher.replay and (config.launcher.actors > 0 or config.inference.simulators > 0)
-
-
-def _began(folder: Path) -> tuple[int, str]:
-    """Return the key by which runs sort in the order of their starts."""
-    return (folder / "config.yaml").stat().st_mtime_ns, folder.name
 
 
 def _items(config: RunConfig) -> int:
