@@ -219,14 +219,16 @@ def _export(run: Path, folder: Path, tag: str | None, repository: str = "", *, p
     check_is_run(run)
     config = read_settings(EvaluatorConfig, run / CONFIG)
     config = replace(config, run=replace(config.run, name=present_name(run, config.run.name)))
-    params = _as_measured(run, read_policy_params(run, int(tag) if tag and tag.isdigit() else tag))
+    asked = read_policy_params(run, int(tag) if tag and tag.isdigit() else tag)
+    params = asked if tag == str(asked.number) else _as_measured(run, asked)
     result = formats.read_json(run / "result.json", formats.RESULT)
     bundle = Bundle(params, spec_of(config.env), result, _trained_with(run / CONFIG))
     score, confirmation = (
         {row.params_version: row for row in read_scores(run / file)}.get(params.number)
         for file in ("scores.csv", "confirmations.csv")
     )
-    reports = sorted(run.glob(f"evaluations/*version-{params.number}-*.json"))
+    numbers = {params.number, asked.number}
+    reports = sorted(file for number in numbers for file in run.glob(f"evaluations/*version-{number}-*.json"))
     tests = [formats.read_json(file, formats.EVALUATION) for file in reports]
     check_free(folder)
     address = open_repository(repository, private=private) if repository else ""

@@ -882,9 +882,11 @@ def test_run_that_was_renamed_is_exported_with_its_present_name(tmp_path: Path) 
     assert tidemill.load_config(policy / "config.yaml").run.name == "small-1"
 
 
-@pytest.mark.parametrize("verdict", [5, 6])
-def test_version_that_ended_the_run_is_exported_as_the_one_that_was_measured(verdict: int, tmp_path: Path) -> None:
-    """The learner publishes it again at the end, so `latest` has another number, and no scores under it."""
+@pytest.mark.parametrize("verdict, tag, number", [(5, "latest", 5), (6, "latest", 6), (5, "6", 6)])
+def test_version_that_ended_the_run_is_exported_as_the_one_that_was_measured(
+    verdict: int, tag: str, number: int, tmp_path: Path
+) -> None:
+    """The learner publishes it again at the end, so `latest` has another number, and only tests under it."""
     _trained_run(tmp_path)
     params = tmp_path / "run/params"
     again = replace(_params(_SETTINGS, _SPEC).version, version=6)
@@ -893,11 +895,13 @@ def test_version_that_ended_the_run_is_exported_as_the_one_that_was_measured(ver
     (params / "tags.json").write_bytes(seal({"sequence": 1, "tags": {"verdict": verdict}}))
     (tmp_path / "run/scores.csv").unlink()
     ScoreLog(tmp_path / "run/scores.csv").append(Score(1.0, 10, 40, 5, 2, -96.1, 1.75, -98.0, -94.0, -96.0, 7.0))
+    assert evaluate([str(tmp_path / "run"), "--tag", "latest", "--episodes", "1", "--seed", "5"]) == 0
     policy = tmp_path / "policy"
-    assert export([str(tmp_path / "run"), "--tag", "latest", "--out", str(policy)]) == 0
+    assert export([str(tmp_path / "run"), "--tag", tag, "--out", str(policy)]) == 0
     card = (policy / "README.md").read_text()
-    assert f"Version {verdict} of the run" in card
-    assert ("-96.10 ± 1.75 over 2 episodes" in card) == (verdict == 5)
+    assert f"Version {number} of the run" in card
+    assert ("-96.10 ± 1.75 over 2 episodes" in card) == (number == 5)
+    assert "over 1 fresh episodes, greedy policy, seeds from 5" in card
 
 
 def test_run_of_a_sweep_is_exported_by_the_name_of_its_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
