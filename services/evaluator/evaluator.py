@@ -354,7 +354,7 @@ class Evaluator:
         next_seed = max(self._next_confirmation_seed, self._logs.next_confirmation_seed)
         seeds = confirmation_seeds(settings.seed, settings.confirm_episodes, before, next_seed)
         self._next_confirmation_seed = seeds.stop
-        if self._source.tag(EVALUATED, params.number) is False:  # it may have been deleted while the server was away
+        if self._source.tag(EVALUATED, params.number) is False and not self._ending:  # deleted while it was away
             return None
         bound_s = self._bound_s(settings.confirm_episodes / settings.episodes)
         with self._stopped_after(bound_s) as stopped:

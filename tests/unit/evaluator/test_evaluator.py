@@ -721,6 +721,14 @@ def test_version_that_the_parameter_server_has_deleted_is_not_measured(tmp_path:
     assert scene.source.tags == {"best": 1, "evaluated": 3}
 
 
+def test_last_version_is_confirmed_though_the_parameter_server_has_deleted_it(tmp_path: Path) -> None:
+    """It is measured all the same, so the run is solved if fresh episodes agree."""
+    scene = _scene(tmp_path, {1: [210.0, 205.0]}, _SETTINGS, max_env_steps=100, target_return=200.0)
+    scene.source.deleted = {1}
+    assert scene.evaluator.run() == RunVerdict(True, "a mean return of 200 was reached", 1)
+    assert [row.mean for row in scene.logs.confirmations.rows] == [205.0]
+
+
 def test_tag_that_keeps_the_best_version_stays_until_it_is_tagged_as_the_best(tmp_path: Path) -> None:
     """The parameter server does not answer in time when `best` is set; it would then delete the version."""
     scene = _scene(tmp_path, {1: [60.0], 2: [50.0]}, _SETTINGS)
