@@ -391,9 +391,11 @@ class Table:
 
     def check_memory(self, config: TableConfig) -> None:
         """Raise MemoryError if there is no memory for what `reconfigure` makes for a configuration."""
-        if _places_items(config) != _places_items(self.config):
-            capacity = slots_of(config.max_items, config.max_times_sampled)
+        capacity = slots_of(config.max_items, config.max_times_sampled)
+        if (capacity, capacity) != (self.items.capacity, len(self.items.lengths)):
             _ = Items(capacity), SelectorPair.make(config.sampler, config.remover, capacity)  # not backed by memory
+        elif config.sampler != self.config.sampler:
+            _ = make_selector(config.sampler, capacity)  # all that `_weigh` makes
 
     def shrink(self, config: TableConfig, count: int) -> Ints | None:
         """Take a step towards a configuration: evict about `count` of the items that exceed it, move or weigh so many.

@@ -203,6 +203,21 @@ def test_change_without_memory_for_one_limit_does_not_lower_another(
     log.crash()
 
 
+def test_new_exponent_needs_no_memory_for_other_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The items stay where they are; another sampler is all that is made."""
+    log = filled(tmp_path)
+    table = log.replay.find("t")
+
+    def scarce(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("tidemill.services.replay.tables.table.Items", scarce)
+    monkeypatch.setattr("tidemill.services.replay.tables.table.SelectorPair.make", scarce)
+    log.replay.update_table(table, TableUpdate(priority_exponent=2.0))
+    assert table.total_weight == pytest.approx(sum(p**2 for p in range(1, 17)))
+    log.crash()
+
+
 def test_first_call_after_a_restart_may_declare_what_is_new_and_keeps_what_was_changed_in_use(tmp_path: Path) -> None:
     """A field with a third value was edited by somebody since; the others stay as the operator left them."""
     log = filled(tmp_path)
