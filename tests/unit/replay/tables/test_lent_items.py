@@ -152,6 +152,7 @@ def test_items_weigh_by_the_former_exponent_until_all_weigh_by_the_new_one(
             scene.replay.reset(table)
         assert table.total_weight == pytest.approx(weight_of(table, 0.5))
     scene.replay.update_table(table, TableUpdate(priority_exponent=2.0))
+    assert table.total_weight == pytest.approx(weight_of(table, 2.0))
     while scene.underway:
         scene.come_back(0)
         assert table.total_weight == pytest.approx(weight_of(table, 2.0))
