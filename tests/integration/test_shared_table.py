@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -116,6 +117,24 @@ def test_start_waits_for_another_that_has_not_written_its_settings(
     assert held == [True, True]
     monkeypatch.setattr(shared_table, "locked", Mock(side_effect=PermissionError))
     create_alone(config, fresh=False).close()
+
+
+def test_local_address_is_a_replay_service_of_each_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of two machines with a common run.root use their own; at the address of a network they share one."""
+    first, second = (_on_shared_table(tmp_path, name) for name in ("first", "second"))
+    first, over_network = (
+        replace(run, cluster=replace(run.cluster, replay=(*run.cluster.replay, "replay.example:7401")))
+        for run in (first, second)
+    )
+    with monkeypatch.context() as patch, contextlib.ExitStack() as stack:
+        patch.setattr("socket.gethostname", lambda: "elsewhere")
+        stack.enter_context(create_alone(first, fresh=False))
+        with pytest.raises(AlreadyExists, match=naming(f"{first.run.folder} running")):
+            create_alone(second, fresh=False)
+        patch.undo()
+        create_alone(second, fresh=False).close()
+        with pytest.raises(AlreadyExists, match=naming(f"{first.run.folder} running")):
+            create_alone(over_network, fresh=False)
 
 
 def _on_shared_table(root: Path, name: str) -> RunConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import socket
 import stat
 from collections.abc import Iterator
 from dataclasses import replace
@@ -44,6 +45,8 @@ class RunFolder(Closing):
         if descriptor is None:
             raise _running(path)
         self._lock = descriptor
+        with contextlib.suppress(OSError):  # on a full disk it is not known
+            os.ftruncate(descriptor, os.pwrite(descriptor, socket.gethostname().encode(), 0))
         self._rank_failed_ns = 0  # when the failure of a rank that was taken last was written
 
     @classmethod
@@ -252,6 +255,14 @@ def is_running(path: Path) -> bool:
             unlock(descriptor)
         return descriptor is None
     return True
+
+
+def host_of(path: Path) -> str:
+    """Return the host name of the machine that last held the run at `path`; empty if it is not known."""
+    try:
+        return (path / _LOCK).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def check_is_run(path: Path) -> None:

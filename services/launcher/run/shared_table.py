@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import socket
+from pathlib import Path
 
 from tidemill.config.sections import RunConfig
 from tidemill.errors import AlreadyExists, NotFound, Unavailable
@@ -10,7 +12,8 @@ from tidemill.file_lock import locked
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.named_table import addresses_of
 from tidemill.replay.shards.directory import servers_now
-from tidemill.services.launcher.run.folder import RunFolder, is_running
+from tidemill.rpc.tls import is_local
+from tidemill.services.launcher.run.folder import RunFolder, host_of, is_running
 from tidemill.services.launcher.run.paths import runs_with_its_table
 
 _ASK_S = 10.0
@@ -31,7 +34,7 @@ def check_new_table(config: RunConfig) -> str:
     name, addresses = config.table.name, config.cluster.replay
     holds = f"table.name is {name!r}, and the replay service at {', '.join(addresses)} holds {items:,} items"
     for folder, other in runs_with_its_table(config):
-        if not other.launcher.replay and set(other.cluster.replay) & set(addresses):
+        if not other.launcher.replay and _shares_replay(config, folder, other):
             raise AlreadyExists(
                 f"{holds} of {folder} in the table of this name, which this run would train on and count as its own "
                 "steps: choose another name with --table.name, and with --actor.id. To continue the earlier run, use "
@@ -56,7 +59,7 @@ def create_alone(config: RunConfig, *, fresh: bool) -> RunFolder:
             own.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(own.parent / ".starting"))
         for folder, other in runs_with_its_table(config, lambda each: each.name != own.name and is_running(each)):
-            if _writes_elsewhere(other) and set(other.cluster.replay) & set(config.cluster.replay):
+            if _writes_elsewhere(other) and _shares_replay(config, folder, other):
                 raise AlreadyExists(
                     f"table.name is {config.table.name!r}, and {folder}, which is running, fills the table of this "
                     f"name at {', '.join(config.cluster.replay)}: choose another name with --table.name, and with "
@@ -68,6 +71,13 @@ def create_alone(config: RunConfig, *, fresh: bool) -> RunFolder:
 def _writes_elsewhere(config: RunConfig) -> bool:
     """True if a run fills a table on a replay service that it does not start itself."""
     return not config.launcher.replay and (config.launcher.actors > 0 or config.inference.simulators > 0)
+
+
+def _shares_replay(config: RunConfig, folder: Path, other: RunConfig) -> bool:
+    """True if a run uses a replay service of the run in `folder`. At a local address each machine has its own."""
+    is_elsewhere = host_of(folder) not in ("", socket.gethostname())
+    shared = set(config.cluster.replay) & set(other.cluster.replay)
+    return any(not (is_elsewhere and is_local(address)) for address in shared)
 
 
 def _items(config: RunConfig) -> int:
