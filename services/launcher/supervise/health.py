@@ -48,7 +48,7 @@ async def until_serving(address: str) -> None:
     attempt to connect is repeated.
 
     Raises:
-        TidemillError: the service answers with an error, or TLS prevents a connection, so that waiting is of no use.
+        TidemillError: what listens has no health service, or TLS prevents a connection, so that waiting is of no use.
     """
     tls_failures = 0
     while True:
@@ -59,7 +59,7 @@ async def until_serving(address: str) -> None:
                     return
                 tls_failures = 0
             except Unavailable:
-                tls_failures += 1
+                tls_failures += not address.startswith("unix:")  # without TLS: the same words mean something else
                 if tls_failures == _MOST_TLS_FAILURES:
                     raise
         await asyncio.sleep(_RETRY_S)
@@ -123,13 +123,14 @@ async def _announces_serving(channel: grpc.aio.Channel) -> bool:
 
     Raises:
         Unavailable: TLS prevents a connection.
-        TidemillError: the service answers with another error.
+        TidemillError: what listens has no health service.
     """
     try:
         async for answer in HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="")):
             if answer.status == health_pb2.HealthCheckResponse.SERVING:
                 return True
     except grpc.aio.AioRpcError as error:
-        if error.code() is not grpc.StatusCode.UNAVAILABLE or tls_failure(error.details() or ""):
+        # Any other error is that of a process which ends while it answers.
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED or tls_failure(error.details() or ""):
             raise from_rpc_error(error) from error
     return False
