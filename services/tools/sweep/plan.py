@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from tidemill.config.addresses import check_addresses
 from tidemill.config.algorithm_defaults import merged
+from tidemill.config.given import given_in
 from tidemill.config.load import by_names, by_sections, load_config, read_document
 from tidemill.config.presets import FOLDER, find_config
 from tidemill.config.sections import RunConfig
@@ -112,12 +113,17 @@ def read_sweep(path: Path, kept_base: Path | None = None) -> Sweep:
         print(f"note: preset {settings.base} has changed; this sweep continues with {kept_base}", file=sys.stderr)
         base = kept
     sweep = Sweep(settings, space, base, document)
-    _check_configs(sweep)
+    _check_configs(sweep, given_in(file))
     return sweep
 
 
-def _check_configs(sweep: Sweep) -> None:
-    """Load configs at both ends of the space, and a grid's all, so that a wrong one is known before any run."""
+def _check_configs(sweep: Sweep, given: Mapping[str, Any]) -> None:
+    """Load configs at both ends of the space, and a grid's all, so that a wrong one is known before any run.
+
+    Args:
+        sweep: What is checked.
+        given: The settings that the base gives, by dotted name.
+    """
     varied = {name for each in sweep.space for value in each.values for name in by_names({each.name: value})}
     named = varied | by_names(sweep.settings.settings).keys()
     if own := named & {"run.name", "run.root", "run.seed"}:
@@ -126,10 +132,10 @@ def _check_configs(sweep: Sweep) -> None:
         _check_shared(sweep, named, varied)
     is_one_of_many = not sweep.settings.share_replay and sweep.trial_count * len(sweep.settings.seeds) > 1
     for values in grid(sweep.space) if sweep.settings.method == "grid" else sweep.ends:
-        config = load_config(document := sweep.config(values))
+        config = load_config(sweep.config(values))
         launcher = replace(config.launcher, replay=config.launcher.replay and not sweep.settings.share_replay)
         config = replace(config, launcher=launcher)
-        check_addresses(config, by_names(document))
+        check_addresses(config, {**given, **by_names(sweep.settings.settings), **by_names(values)})
         run, folder = config.run, config.replay.storage.folder
         if folder and "{run}" not in folder and config.launcher.replay and is_one_of_many:
             raise ConfigError(

@@ -101,7 +101,8 @@ def start(
     folder = run_folder(sweep_folder, trial, seed)
     folder.parent.mkdir(parents=True, exist_ok=True)
     settings = folder.parent / "config.yaml"
-    write_atomically(settings, written(config))
+    document = {formats.KEY: formats.NEWEST[formats.CONFIG], **config}  # checked, so no address of it counts as given
+    write_atomically(settings, written(document))
     if has_trained(folder):
         arguments = ["resume", str(folder), "--launcher.view", "quiet"]
     else:

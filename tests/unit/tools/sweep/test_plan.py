@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
 
 from tests.support.naming import naming
-from tidemill.config.load import load_config, read_document
+from tidemill.config.given import given_in
+from tidemill.config.load import load_config, read_document, write_document
 from tidemill.errors import ConfigError
+from tidemill.services.tools.sweep import runs
 from tidemill.services.tools.sweep.command import journal_of, kept_base_of
+from tidemill.services.tools.sweep.journal import Trial
 from tidemill.services.tools.sweep.plan import read_sweep
 
 _END = {"run.max_env_steps": 1000}
@@ -173,6 +177,30 @@ def test_sweep_of_a_preset_continues_with_the_preset_that_it_was_started_with(
     journal_of(folder, plan)
     assert capsys.readouterr().err == f"note: preset cartpole_dqn has changed; this sweep continues with {kept}\n"
     assert kept_base_of(folder, _written(tmp_path, {"method": "grid"})) is None
+
+
+def test_config_that_tidemill_wrote_is_a_base_whose_default_addresses_nobody_gave(tmp_path: Path) -> None:
+    """It lists all settings. Those of the sweep's own file are given all the same, and a base of a user's gives its."""
+    base = tmp_path / "config.yaml"
+    write_document(load_config({}), base)
+    read_sweep(_written(tmp_path, {"base": str(base)}))
+    address = "127.0.0.1:7401"
+    for changes in (
+        {"settings": _END | {"replay": {"server": {"address": address}}}},
+        {"base": str(tmp_path / "own.yaml")},
+    ):
+        (tmp_path / "own.yaml").write_text(f"replay: {{server: {{address: '{address}'}}}}")
+        with pytest.raises(ConfigError, match=naming(f"replay.server.address '{address}'")):
+            read_sweep(_written(tmp_path, {"base": str(base), **changes}))
+
+
+def test_trials_config_is_a_file_that_tidemill_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run takes no address in it for one that a user gave, as the base may list the defaults."""
+    monkeypatch.setattr(runs, "started", lambda *_: Mock())
+    config = {"replay": {"server": {"address": "127.0.0.1:7401"}}}
+    runs.start(tmp_path, Trial(0, {}), 1, 0, config)
+    file = tmp_path / "trial-0000" / "config.yaml"
+    assert (given_in(file), read_document(file)) == ({}, config)
 
 
 def test_file_that_is_not_there_is_named_as_what_was_given(tmp_path: Path) -> None:
