@@ -131,6 +131,8 @@ def _check_configs(sweep: Sweep, given: Mapping[str, Any]) -> None:
     if sweep.settings.share_replay:
         _check_shared(sweep, named, varied)
     is_one_of_many = not sweep.settings.share_replay and sweep.trial_count * len(sweep.settings.seeds) > 1
+    draws_or_repeats = sweep.settings.method != "grid" or len(sweep.settings.seeds) > 1
+    filled: set[str] = set()
     for values in grid(sweep.space) if sweep.settings.method == "grid" else sweep.ends:
         config = load_config(sweep.config(values))
         launcher = replace(config.launcher, replay=config.launcher.replay and not sweep.settings.share_replay)
@@ -143,11 +145,13 @@ def _check_configs(sweep: Sweep, given: Mapping[str, Any]) -> None:
                 "leave it out, or name a folder for each by {run}, such as '{run}/replay'"
             )
         has_writers = launcher.actors or config.inference.simulators
-        if not launcher.replay and is_one_of_many and has_writers and "table.name" not in varied:
-            raise ConfigError(
-                f"launcher.replay is false and table.name is {config.table.name!r}, where every run would find the "
-                "experience of those before it: set share_replay in place of launcher.replay"
-            )
+        if not launcher.replay and is_one_of_many and has_writers:
+            if draws_or_repeats or config.table.name in filled:
+                raise ConfigError(
+                    f"launcher.replay is false and table.name is {config.table.name!r}, where a run would find the "
+                    "experience of those before it: set share_replay in place of launcher.replay"
+                )
+            filled.add(config.table.name)
         if sweep.settings.parallel > 1:
             _check_ports(config, sweep.settings)
         if run.target_return is None and not (run.max_env_steps or run.max_learner_steps or run.max_wall_s):

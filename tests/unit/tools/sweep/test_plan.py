@@ -24,6 +24,12 @@ _FILE: dict[str, Any] = {
     "settings": _END,
     "space": {"agent.learning_rate": {"log": [1e-5, 1e-2]}},
 }
+_TABLES: dict[str, Any] = {
+    "method": "grid",
+    "settings": _END | {"launcher.replay": False, "cluster.replay": ["box:7401"]},
+    "space": {"table.name": ["a", "b"]},
+}
+"""A sweep whose runs fill tables of a replay service that another program started, each its own."""
 
 
 def _written(folder: Path, changes: dict[str, Any]) -> Path:
@@ -82,6 +88,12 @@ def test_grid_has_as_many_trials_as_combinations(tmp_path: Path) -> None:
             {"settings": _END | {"launcher.replay": False, "cluster.replay": ["box:7401"]}},
             "launcher.replay table.name 'replay' share_replay",
         ),
+        (_TABLES | {"seeds": [1, 2]}, "launcher.replay table.name 'a' share_replay"),
+        (_TABLES | {"method": "random"}, "launcher.replay table.name 'a' share_replay"),
+        (
+            _TABLES | {"space": {"table.name": ["a", "b"], "agent.n_step": [1, 2]}},
+            "launcher.replay table.name 'a' share_replay",
+        ),
         ({"space": {"agent.learning_rat": [1]}}, "'agent.learning_rat'"),
         ({"space": {"agent.gamma": {"uniform": [0.9, 1.5]}}}, "gamma 1.5"),
         ({"space": {"agent.n_step": [1, 0, 2]}, "method": "grid"}, "n_step 0"),
@@ -128,6 +140,11 @@ def test_wrong_file_is_refused_before_any_run(tmp_path: Path, changes: dict[str,
 def test_port_that_no_two_runs_share_is_taken(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Of one run at a time, a free one of each, and of the replay service that all use."""
     read_sweep(_written(tmp_path, changes))
+
+
+def test_tables_of_another_service_that_no_two_runs_fill_are_taken(tmp_path: Path) -> None:
+    """A grid with one seed names each once."""
+    assert read_sweep(_written(tmp_path, _TABLES)).trial_count == 2
 
 
 @pytest.mark.parametrize(
