@@ -26,7 +26,7 @@ from tidemill.services.launcher.run.folder import (
 )
 from tidemill.services.launcher.run.paths import has_log, log_folders
 from tidemill.services.launcher.supervise.supervisor import Outcome
-from tidemill.services.launcher.view.curves import describe_failures, env_failures, last_env_failure
+from tidemill.services.launcher.view.curves import acts, describe_failures, env_failures, last_env_failure
 
 _LIMIT = re.compile(r"run\.(max_\w+) \(([\d,.e+]+)\) reached")
 _FILES = (
@@ -74,7 +74,7 @@ def _failed_environments(folder: Path, *, has_steps: bool) -> str:
         reason = last_env_failure(folder)
         last = f"; the last one: {reason}" if reason else ""
         return f"Environments of the actors failed ({failures}){last}. See {folder / 'logs'}/actor-*.log"
-    if has_steps or not any((folder / "logs").glob("actor-*.log")):
+    if has_steps or acts(folder) or not any((folder / "logs").glob("actor-*.log")):
         return ""
     return f"The actors made no step. See {folder / 'logs'}/actor-*.log"
 

@@ -26,6 +26,11 @@ def training_return(run: Path) -> float | None:
     return fmean(found) if found else None
 
 
+def acts(run: Path) -> bool:
+    """True if the newest point of an actor's curve counts steps; they may not be stored yet."""
+    return any(bool(line.get("actor/env_steps_per_s")) for line in _acting(run).values())
+
+
 def env_failures(run: Path) -> dict[str, dict[str, int]]:
     """Return the numbers of environment failures of each actor that acts, since it started, by kind, without 0."""
     prefix = f"actor/{ENV_FAILURES}"

@@ -154,7 +154,7 @@ def test_summary_says_that_environments_failed_and_why(tmp_path: Path) -> None:
 
 
 def test_summary_says_that_actors_made_no_step(tmp_path: Path) -> None:
-    """A first step that takes the whole run has not failed. A run without actors has nobody to make one."""
+    """Not if steps were made that nothing has stored yet. A run without actors has nobody to make one."""
 
     def said(env_steps: int) -> str:
         result = {"solved": False, "wall_s": 1.0, "env_steps": env_steps, "reason": "run.max_wall_s (1) reached"}
@@ -166,6 +166,11 @@ def test_summary_says_that_actors_made_no_step(tmp_path: Path) -> None:
     (tmp_path / "logs" / "actor-0.log").touch()
     assert f"The actors made no step. See {tmp_path / 'logs'}/actor-*.log" in said(0)
     assert "no step" not in said(1)
+    for steps_per_s, has_none in ((0.0, True), (0.9, False)):
+        curves = SideCurves(tmp_path, "actor-0")
+        curves.write({"actor/env_steps_per_s": steps_per_s}, env_steps=0, learner_steps=0)
+        curves.close()
+        assert ("no step" in said(0)) is has_none
 
 
 def test_summary_of_a_failed_run_points_at_the_logs(tmp_path: Path) -> None:
