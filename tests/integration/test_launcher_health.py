@@ -17,7 +17,7 @@ from tests.support.waiting import WAIT_S
 from tidemill.services.launcher.supervise.health import until_serving
 
 
-class EndsTwelveTimes(HealthServicer):  # type: ignore[misc] - its package has no types
+class EndsTwelveTimes(HealthServicer):  # type: ignore[misc]
     """Breaks its first answers off, as a process that ends, in the words that gRPC has for it; then it serves."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
