@@ -226,9 +226,8 @@ class Evaluator:
         self._refusal = ""
         params = self._source.newest(self._config.cluster.connect_timeout_s)  # the server may be starting again
         if params is None:
-            nothing = RunVerdict(False, f"{reason}; no parameters could be evaluated", None)
-            verdict = self._unmeasured(reason) if self._logs.scores.rows else nothing
-            return None if self._stop.is_set() else verdict
+            self._refusal = "no parameters could be fetched"
+            return None if self._stop.is_set() else self._unmeasured(reason)
         if decided := self._decided_before(params):
             return decided
         wall_s = self._logs.clock.wall_s()

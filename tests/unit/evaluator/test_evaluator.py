@@ -23,7 +23,7 @@ from tests.support.clock import Clock
 from tests.support.waiting import wait_until
 from tidemill.atomic_files import append_whole
 from tidemill.config.run import RunSettings
-from tidemill.config.sections import EvaluatorConfig
+from tidemill.config.sections import EvaluatorConfig, RunConfig
 from tidemill.config.services import EvaluatorSettings
 from tidemill.params.run_end import FILMING, set_result_aside
 from tidemill.params.version import Params, ParamsMetadata, Precision, Version
@@ -36,6 +36,7 @@ from tidemill.services.evaluator.report import write_report
 from tidemill.services.evaluator.room import when_there_is_room
 from tidemill.services.evaluator.run_logs import RunLogs, WallClock
 from tidemill.services.evaluator.verdict import RunVerdict
+from tidemill.services.launcher.run.continuation import check_limits, progress
 
 _CREATED = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
@@ -686,9 +687,24 @@ def test_parameter_server_that_is_away_at_the_end_costs_no_score(tmp_path: Path)
     again.source.newest = lambda _wait_s=0.0: None  # type: ignore[method-assign]
     again.finish.set()
     verdict = again.evaluator.run()
-    assert verdict == RunVerdict(False, "training has ended; the last evaluation was not completed", 1)
+    reason = "training has ended; the last evaluation was not completed: no parameters could be fetched"
+    assert verdict == RunVerdict(False, reason, 1)
     result = again.report(verdict)
     assert (result["mean_return"], result["params_version"], result["env_steps"]) == (50.0, 1, 100)
+
+
+def test_run_whose_only_evaluation_found_no_parameter_server_continues_at_its_limit(tmp_path: Path) -> None:
+    """`tidemill resume` makes up for the evaluation, although the run has reached its limit."""
+    (tmp_path / "scene").mkdir()
+    (tmp_path / "scene" / "wall_clock.json").write_text(json.dumps({"format": 1, "wall_s": 30.0}))
+    scene = _scene(tmp_path, {1: [50.0]}, _SETTINGS, max_wall_s=20.0)
+    scene.source.newest = lambda _wait_s=0.0: None  # type: ignore[method-assign]
+    verdict = scene.evaluator.run()
+    assert verdict is not None
+    assert scene.report(verdict)["mean_return"] is None
+    config = RunConfig(run=scene.config.run)
+    assert progress(config.run.folder)["max_wall_s"] >= 20.0
+    check_limits(config, config, config.run.folder)
 
 
 @pytest.mark.parametrize("second, best", [([210.0, 205.0], 2), ([40.0], 1)], ids=["solved", "at a limit"])
