@@ -55,7 +55,8 @@ def open_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) ->
     Its `close` returns within `CLOSE_S`, whatever the peer does. TLS and token are those of the environment.
 
     Raises:
-        ConfigError: A file that the environment names is missing or wrong, or a token would travel in plaintext.
+        ConfigError: A file that the environment names is missing or wrong, and was so whenever this process read it,
+            or a token would travel in plaintext.
     """
     interceptors, credentials = token_interceptors(address), channel_credentials(address)
     if credentials is None:

@@ -18,10 +18,7 @@ _Stamp = tuple[int, int, int, int]
 class Reloaded(Generic[_T]):
     """The contents of files, looked at again by `refresh`; while they cannot be read, the last ones that could.
 
-    A failure is logged: another reason at once, the same one at most every 10 seconds.
-
-    Attributes:
-        value: The contents.
+    A failure is logged: another reason at once, the same one at most every 10 seconds. Threads may share it.
     """
 
     def __init__(
@@ -47,8 +44,14 @@ class Reloaded(Generic[_T]):
         """
         self._paths, self._read, self._log, self._message, self._clock = paths, read, log, message, clock
         self._reason, self._quiet_until = "", clock()
-        self._stamps: list[_Stamp | None] | None = self._look()  # first: a change while they are read is seen later
-        self.value = read()
+        # Stamps first: a change while the files are read is seen later. Both in one assignment: a thread that another
+        # has overtaken sets back both, and the next `refresh` reads again.
+        self._held: tuple[list[_Stamp | None] | None, _T] = self._look(), read()
+
+    @property
+    def value(self) -> _T:
+        """The contents."""
+        return self._held[1]
 
     def refresh(self, *, anyway: bool = False) -> bool:
         """Read the files again if they or their modes have changed; True if that gave new contents.
@@ -56,14 +59,14 @@ class Reloaded(Generic[_T]):
         Args:
             anyway: Read them in any case, so that a file that stays bad is logged again.
         """
-        if (stamps := self._look()) == self._stamps and not anyway:
+        if (stamps := self._look()) == self._held[0] and not anyway:
             return False
-        self._stamps = stamps
         try:
-            self.value = self._read()
+            self._held = stamps, self._read()
         except (ConfigError, OSError) as error:  # such as files of which half are written: the rest changes the stamps
-            if isinstance(error, OSError) or isinstance(error.__cause__, OSError):
-                self._stamps = None  # too many open files, for one, pass without a change of these
+            # too many open files, for one, pass without a change of these
+            passes = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
+            self._held = None if passes else stamps, self.value
             self._tell(str(error))
             return False
         return True
