@@ -39,7 +39,10 @@ class EndsTwelveTimes(HealthServicer):  # type: ignore[misc]
     [
         (grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2"),
         (grpc.StatusCode.UNKNOWN, "Stream removed"),
-        (grpc.StatusCode.UNAVAILABLE, "Socket closed"),
+        (
+            grpc.StatusCode.UNAVAILABLE,
+            "failed to connect to all addresses; last error: UNAVAILABLE: unix:x: Socket closed",
+        ),
     ],
 )
 async def test_launcher_waits_for_a_service_that_ends_while_it_answers(

@@ -353,42 +353,31 @@ def _sent(client: client_security.TokenInterceptor) -> str:
     return str(details.metadata[-1][1])
 
 
-def test_token_that_is_replaced_while_it_is_read_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next call has the new one."""
-    make(tmp_path)
-    own, new = tmp_path / "actor.token", "n" * 64
-    read = Path.read_text
-
-    def read_and_replace(path: Path, encoding: str) -> str:
-        text = read(path, encoding=encoding)
-        own.write_text(new)
-        return text
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "read_text", read_and_replace)
-        client = client_security.TokenInterceptor(str(own))
-    assert _sent(client) == f"Bearer {new}"
-
-
 def test_client_that_reconnects_while_a_file_is_bad_keeps_what_it_had(
-    address: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, strangers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each new channel logs which file; a process that begins with a bad file is refused."""
-    own, ca = tmp_path / "operator.token", tmp_path / "ca.pem"
-    for file in (own, ca):
+    own, ca, cert, key = files = [tmp_path / name for name in ("operator.token", "ca.pem", "client.pem", "client.key")]
+    for file in files:
         shutil.copy(folder / file.name, file)
     become(monkeypatch, ca=ca, token=own)
+    monkeypatch.setenv(client_security.CERT, str(cert))
+    monkeypatch.setenv(client_security.KEY, str(key))
     list_tables = "/tidemill.replay.v1.ReplayService/ListTables"
-    assert _code(address, list_tables) is grpc.StatusCode.OK
-    for file in (own, ca):
-        for spoil in ("empty", "absent"):
-            with capture_logs() as lines:
-                file.write_text("") if spoil == "empty" else file.unlink()
-                assert _code(address, list_tables) is grpc.StatusCode.OK
-            assert any(str(file) in line["reason"] for line in lines)
-    own.write_text("")
-    own.chmod(0o644)
-    assert _code(address, list_tables) is grpc.StatusCode.OK
+    with _serve(folder, client_ca=True) as background:
+        address = background.start()
+        assert _code(address, list_tables) is grpc.StatusCode.OK
+        for file in files:
+            for content in (b"", None, *([(strangers / file.name).read_bytes()] if file in (cert, key) else [])):
+                with capture_logs() as lines:
+                    file.unlink() if content is None else file.write_bytes(content)
+                    assert _code(address, list_tables) is grpc.StatusCode.OK
+                named = file if content in (b"", None) else key  # of two pairs
+                assert any(str(named) in line["reason"] for line in lines)
+                shutil.copy(folder / file.name, file)
+        own.write_text("")
+        own.chmod(0o644)
+        assert _code(address, list_tables) is grpc.StatusCode.OK
     monkeypatch.setenv(client_security.TOKEN_FILE, str(tmp_path / "never.token"))
     with pytest.raises(ConfigError, match=naming("TIDEMILL_TOKEN_FILE never.token")):
         open_channel(address)
