@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from tests.support.free_ports import free_address
 from tests.support.inference_service import FixedParams, state_of
 from tests.support.waiting import WAIT_S
-from tidemill.config.run import ClusterSettings
+from tidemill.config.run import ClusterSettings, RunSettings
 from tidemill.config.sections import InferenceConfig
 from tidemill.config.services import InferenceSettings
 from tidemill.config.table import TableSettings
@@ -118,6 +118,7 @@ def local_simulators(
     forward = ForwardThread(policy, watcher, Batcher(64, max_wait_s), Metrics(registry), errors.append, evaluating)
     kept = Identity(identity)
     settings = InferenceConfig(
+        run=RunSettings(continued_from=0),  # asks no parameter server
         agent=config,
         inference=InferenceSettings(index=index, simulators=slots),
         cluster=ClusterSettings(replay=(replay,) if isinstance(replay, str) else replay),

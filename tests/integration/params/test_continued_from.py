@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+from structlog.testing import capture_logs
+
 from tests.support.free_ports import free_address
 from tests.support.params_service import METADATA, LocalServer
 from tidemill.acting.continued_from import continued_from
 from tidemill.config.run import ClusterSettings, RunSettings
 from tidemill.config.sections import ActorConfig
 from tidemill.config.services import ActorSettings
+from tidemill.errors import Unimplemented
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import Precision
+from tidemill.rpc.background import BackgroundServer
+from tidemill.rpc.settings import ServerSettings
 from tidemill.services.actor.__main__ import first_seed, training_seed
 
 
@@ -59,3 +65,14 @@ def test_first_version_of_another_server_is_no_beginning_if_it_was_trained(
 def test_run_is_taken_for_new_where_the_parameter_server_is_not_reached() -> None:
     """An actor of an inference service needs none."""
     assert continued_from(ActorConfig(cluster=ClusterSettings(params=free_address()))) == 0
+
+
+def test_actor_of_an_inference_service_starts_whatever_answers_as_the_parameter_server() -> None:
+    """It needs none, and the default address may be that of another user's program; any other actor ends there."""
+    with BackgroundServer("test", ServerSettings(grace_s=0.2)) as another:
+        cluster = ClusterSettings(params=another.start())
+        with pytest.raises(Unimplemented):
+            continued_from(ActorConfig(cluster=cluster))
+        with capture_logs() as lines:
+            assert continued_from(ActorConfig(cluster=replace(cluster, inference=(free_address(),)))) == 0
+    assert [line["address"] for line in lines] == [cluster.params]
