@@ -181,7 +181,7 @@ class ReplayWriter(Reopened):
         self._told_held, self._held_why, self._ask_held_s = False, "", 0.0
         self._repeated: dict[int, Mapping[str, NDArray[Any]]] = {}
         """Rows that chunks begin with after a flush, by environment, as far as the chunks have not taken them yet."""
-        self._turns: list[object] = []  # of the tasks that wait for room
+        self._turns: list[asyncio.Future[None]] = []  # of the tasks that wait for room, done for the first of them
         self._arguments = arguments_of(self._batch, chunk_length, self._tables, self._items.windows)
         self._name, before = name or new_name(), AppenderState(epoch, ()) if epoch else None
         if state is not None:
@@ -777,23 +777,36 @@ class ReplayWriter(Reopened):
         Other tasks may write with this writer during a wait. They take turns: one that needs room for many chunks would
         never find it beside one that needs little.
         """
-        turn = object()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def has_room() -> bool:
             count = 1 if self._repeated else chunks()
-            return not count or (self._turns[0] is turn and self._appender.has_room(count))
+            return not count or (turn.done() and self._appender.has_room(count))
 
         self._turns.append(turn)
+        self._begin_turn()
         try:
-            await self._until(has_room, timeout_s, began_s)
+            await self._until(has_room, timeout_s, began_s, turn)
             while self._repeated:
                 self._repeat_next(0.0)
-                await self._until(has_room, timeout_s, began_s)
+                await self._until(has_room, timeout_s, began_s, turn)
         finally:
             self._turns.remove(turn)
+            self._begin_turn()
 
-    async def _until(self, condition: Callable[[], bool], timeout_s: float | None, began_s: float) -> None:
-        """Wait in the event loop for a condition. Unavailable: it did not hold in time."""
+    def _begin_turn(self) -> None:
+        """Wake the first of the tasks that wait for room: it does not sleep away what the one before it has left."""
+        if self._turns and not self._turns[0].done():
+            self._turns[0].set_result(None)
+
+    async def _until(
+        self,
+        condition: Callable[[], bool],
+        timeout_s: float | None,
+        began_s: float,
+        turn: asyncio.Future[None] | None = None,
+    ) -> None:
+        """Wait in the event loop for a condition; a pause ends when `turn` comes. Unavailable: it took too long."""
         pause = Backoff(first_s=0.001, limit_s=0.05)
         while not condition():
             self._check_open()
@@ -802,7 +815,10 @@ class ReplayWriter(Reopened):
                 raise await asyncio.to_thread(self._overdue, timeout_s)
             if timeout_s is None and not self._told_held and waited_s >= _HELD_S and self._may_ask():
                 await asyncio.to_thread(self._tell_held)
-            await asyncio.sleep(pause.next_s())
+            if turn is None or turn.done():
+                await asyncio.sleep(pause.next_s())
+            elif (await asyncio.wait((turn,), timeout=pause.next_s()))[0]:
+                pause.reset()
 
     def _check_kept(self) -> None:
         """Raise DataLoss if chunks were dropped since it was last called."""
