@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
@@ -67,14 +68,15 @@ def fork_client(config: Mapping[str, Any]) -> ForkClient | None:
 
 
 def check_runs(sweep: Sweep) -> None:
-    """Check, before the first run, that one of the first trials would be started, after whose failures a sweep ends.
+    """Check, before the first run, that one of the first would be started, after whose failures a sweep ends.
 
     Raises:
         ConfigError: Why the first would be refused. What only some values are refused for fails their trials alone.
     """
     trials: list[Trial] = []
     refusals: list[ConfigError] = []
-    while len(trials) < min(FAILURES_TO_STOP, sweep.trial_count):
+    runs_of_trial = min(sweep.settings.parallel, len(sweep.settings.seeds))  # none follows one that failed
+    while len(trials) < min(math.ceil(FAILURES_TO_STOP / runs_of_trial), sweep.trial_count):
         trials.append(Trial(len(trials), propose(sweep, trials)))
         try:
             config = load_config(sweep.config(trials[-1].values))

@@ -47,10 +47,11 @@ def _swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
         diverges: bool = False,
         ends: bool = False,
         share_replay: bool = False,
+        parallel: int = 1,
     ) -> tuple[int, Runs]:
         settings, space = {"run.max_learner_steps": 60}, {"agent.n_step": list(range(1, trials + 1))}
         document = {"base": "base.yaml", "method": "grid", "seeds": seeds, "settings": settings, "space": space}
-        Path("sizes.yaml").write_text(yaml.safe_dump(document | {"share_replay": share_replay}))
+        Path("sizes.yaml").write_text(yaml.safe_dump(document | {"share_replay": share_replay, "parallel": parallel}))
         started: Runs = []
 
         def start(folder: Path, trial: Trial, seed: int, slot: int, *_: object) -> Run:
@@ -263,6 +264,28 @@ def test_sweep_is_started_for_one_of_its_first_trials(
     taken = 4
     with pytest.raises(ConfigError, match=naming("agent.n_step 1")):
         swept(4, [1], fails=lambda *_: False)
+
+
+@pytest.mark.parametrize("parallel, reached", [(1, 3), (2, 2), (3, 1)])
+def test_sweep_is_refused_for_the_trials_that_its_first_three_runs_are_of(
+    swept: Callable[..., tuple[int, Runs]], monkeypatch: pytest.MonkeyPatch, parallel: int, reached: int
+) -> None:
+    """Simultaneous runs are of several seeds of a trial; three that fail end a sweep before it tries other values."""
+    refused: set[int] = set()
+
+    def check_settings(config: RunConfig, _: None) -> None:
+        if (n_step := getattr(config.agent, "n_step", 0)) in refused:
+            raise ConfigError(f"agent.n_step is {n_step}")
+
+    monkeypatch.setattr(runs, "check_settings", check_settings)
+    code, started = swept(4, [1, 2, 3], fails=lambda trial, _: trial < reached, parallel=parallel)
+    assert (code, {trial for trial, _ in started[:3]}) == (1, set(range(reached)))
+    shutil.rmtree("sweeps")
+    refused |= set(range(1, reached + 1))
+    with pytest.raises(ConfigError, match=naming("agent.n_step 1")):
+        swept(4, [1, 2, 3], fails=lambda *_: False, parallel=parallel)
+    refused.remove(reached)
+    assert swept(4, [1, 2, 3], fails=lambda trial, _: trial < reached - 1, parallel=parallel)[0] == 0
 
 
 def test_folder_that_cannot_be_written_to_is_told(swept: Callable[..., tuple[int, Runs]]) -> None:
