@@ -187,24 +187,30 @@ def test_held_back_writer_is_told_by_which_table(server: LocalServer, call: str)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("flushes", [False, True])
 @pytest.mark.usefixtures("patient_questions")
 def test_writer_without_a_timeout_warns_once_that_it_is_held_back(
-    server: LocalServer, monkeypatch: pytest.MonkeyPatch, is_async: bool
+    server: LocalServer, monkeypatch: pytest.MonkeyPatch, is_async: bool, flushes: bool
 ) -> None:
     """It continues to wait, and its user reads for what."""
     told: list[str] = []
     monkeypatch.setattr(writer_module, "_HELD_S", 0.1)
     monkeypatch.setattr(writer_module._log, "warning", lambda event, **fields: told.append(f"{event} {fields}"))
     table = steps_table(rate_limiter=RateLimiterConfig(queue_size=1))
-    writer = ReplayWriter(server.address, table, windows=ItemWindow(1), chunk_length=1, max_in_flight_chunks=1)
+    count, most = (3, 8) if flushes else (4, 1)  # so that only the last call has to wait
+    writer = ReplayWriter(server.address, table, windows=ItemWindow(1), chunk_length=1, max_in_flight_chunks=most)
 
     async def write_async() -> None:
-        for number in range(4):
+        for number in range(count):
             await writer.append_async(numbered_step(number))
+        if flushes:
+            await writer.flush_async(timeout_s=None)
 
     def write() -> None:
-        for number in range(4):
+        for number in range(count):
             writer.append(numbered_step(number))
+        if flushes:
+            writer.flush(timeout_s=None)
 
     with ThreadPoolExecutor() as threads, closing(writer):
         writing = threads.submit(lambda: asyncio.run(write_async()) if is_async else write())

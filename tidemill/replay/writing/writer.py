@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
 import threading
 import time
@@ -123,7 +122,7 @@ class ReplayWriter(Reopened):
             timeout_s: How long to wait for the server now; None waits until it answers or `stop` is set.
             create: Whether to create tables that the server does not have. Otherwise they are waited for, now and
                 whenever a server has lost them: another program creates them.
-            stop: Ends every wait when set, but that of `flush` for acknowledgements, which has a timeout.
+            stop: Ends every wait when set, but that of `flush` for acknowledgements.
             state: Bytes from `state()` of an earlier writer. This writer continues its streams under the same name;
                 pass the same other arguments.
             replays: Whether the program will repeat its calls since it saved `state`; steps that the server already
@@ -407,10 +406,12 @@ class ReplayWriter(Reopened):
             self._send(waiting, timeout_s, began_s, continues=False)
             self._repeated = repeated
             self._repeat(timeout_s, began_s)
-        until_s = math.inf if timeout_s is None else began_s + timeout_s
-        if not self._appender.flush(max(0.0, until_s - time.monotonic())):
+        left_s = _HELD_S if timeout_s is None else max(0.0, began_s + timeout_s - time.monotonic())
+        while not self._appender.flush(left_s):
             self._check_open()
-            raise self._overdue(until_s - began_s)
+            if timeout_s is not None:
+                raise self._overdue(timeout_s)
+            self._tell_held()
         self._check_kept()
 
     async def flush_async(self, timeout_s: float | None = FLUSH_S) -> None:
