@@ -116,8 +116,11 @@ class BoundedChannel(Closing, grpc.Channel):
             self._closing = threading.Thread(target=self._channel.close, name=f"close-{self._address}", daemon=True)
         try:
             self._closing.start()
-        except RuntimeError:  # Python ends, and may start no thread for what `atexit` calls: it goes with the process
-            return
+        except RuntimeError as error:
+            if threading.main_thread().is_alive():  # there are too many threads
+                message = "connection stays open until the process ends"
+                _log.warning(message, address=self._address, reason=str(error))
+            return  # Python ends, and may start no thread for what `atexit` calls: it goes with the process
         self._closing.join(self._close_s)
         if self._closing.is_alive():
             message = "connection did not close in time; a background thread closes it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -94,6 +95,18 @@ def test_what_is_queued_when_closing_gives_up_is_counted(monkeypatch: pytest.Mon
     table.may_answer.set()
     wait_until(lambda: not sender._thread or not sender._thread.is_alive(), "the thread to end")
     assert table.found == [[0.0, 0.0]]
+
+
+def test_priorities_without_a_thread_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None can be started, as where there are too many; the next priorities try again."""
+    table = _Table()
+    sender = PrioritySender([table])
+    with monkeypatch.context() as crowded:
+        crowded.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        sender.send(KEYS, [1.0, 1.0])
+    sender.send(KEYS, [2.0, 2.0])
+    sender.close()
+    assert (sender.dropped, table.found) == (2, [[2.0, 2.0]])
 
 
 @pytest.mark.parametrize("updates", [1, 3])

@@ -48,16 +48,19 @@ def test_close_that_hangs_is_left_to_a_thread_and_logged() -> None:
     assert [entry["address"] for entry in logs] == ["unix:///frozen.sock"]
 
 
-def test_channel_is_closed_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a function of `atexit` in Python 3.12: the connection ends with the process."""
+@pytest.mark.parametrize("ends", [True, False])
+def test_channel_is_closed_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
+    """As in a function of `atexit` in Python 3.12, or where there are too many, which is said once."""
     channel = BoundedChannel(stuck := _Stuck(open_channel("127.0.0.1:1")), "127.0.0.1:1")
-    with monkeypatch.context() as ending:
-        ending.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError))
+    with monkeypatch.context() as ending, capture_logs() as logs:
+        ending.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        ending.setattr(threading, "main_thread", Mock(return_value=Mock(is_alive=Mock(return_value=not ends))))
         channel.close()
         channel.close()
     with pytest.raises(ValueError, match=naming("127.0.0.1:1")):
         channel.unary_unary("/any")
     assert stuck.closes == 0
+    assert [entry["address"] for entry in logs] == ([] if ends else ["127.0.0.1:1"])
 
 
 def test_closed_channel_takes_no_more_calls() -> None:

@@ -214,18 +214,24 @@ class PrioritySender:
             self._hand_over(table)
 
     def _hand_over(self, table: int) -> None:
-        """Queue what was collected for the thread, or drop it: the queue is full, or the sender was closed."""
+        """Queue what was collected for the thread, or drop it: the queue is full, or no thread takes it."""
         if not (updates := self.take_held(table)):
             return
         with self._lock:
-            may_queue = not self._closed.is_set() and not self._queue.full()
+            may_queue = not self._closed.is_set() and not self._queue.full() and self._has_thread()
             if may_queue:
                 self._queue.put_nowait((table, updates))
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="priorities", daemon=True)
-                    self._thread.start()
         if not may_queue:
             self._count_dropped(updates)
+
+    def _has_thread(self) -> bool:
+        """Start the thread if it was not; False if none can be started: there are too many, or Python ends."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="priorities", daemon=True)
+            with contextlib.suppress(RuntimeError):
+                thread.start()
+                self._thread = thread
+        return self._thread is not None
 
     def _drop_queued(self) -> None:
         with contextlib.suppress(queue.Empty):
