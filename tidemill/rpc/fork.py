@@ -82,7 +82,7 @@ class OwnerProcess:
         """Raise FailedPrecondition in a process that was forked since, and while Python ends."""
         if self.is_here:
             return
-        if os.getpid() == self._pid:
+        if self.is_process:
             raise FailedPrecondition(
                 f"this {self._what} is used while Python ends, when no thread runs any more: close it before, by a "
                 "`with` block that the program leaves or by `close`"
@@ -95,7 +95,12 @@ class OwnerProcess:
     @property
     def is_here(self) -> bool:
         """Whether this is still the process, and its threads run: at the end of Python a wait for one never ends."""
-        return os.getpid() == self._pid and not sys.is_finalizing()
+        return self.is_process and not sys.is_finalizing()
+
+    @property
+    def is_process(self) -> bool:
+        """Whether this is still the process, though its threads may no longer run."""
+        return os.getpid() == self._pid
 
 
 class Reopened:

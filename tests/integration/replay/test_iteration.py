@@ -23,6 +23,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.support.naming import naming
 from tests.support.numbered_steps import awaited_numbers, numbered_step, steps_table
@@ -459,6 +460,17 @@ actor = Actor()
     said = [line for line in done.stderr.splitlines() if not line.startswith("cannot fetch parameters")]
     assert len(said) == 1
     assert re.match(r".*failed `with` block.*ReplayWriter is used while Python ends", said[0])
+
+
+def test_block_that_ends_with_a_forked_child_says_nothing(server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parent has the steps, and stores them."""
+    with ReplayWriter(server.address, steps_table()) as writer:
+        writer.append(numbered_step(0))
+        with monkeypatch.context() as child, capture_logs() as logs:
+            child.setattr(os, "getpid", Mock(return_value=os.getpid() + 1))
+            child.setattr(sys, "is_finalizing", Mock(return_value=True))
+            writer.__exit__(GeneratorExit, GeneratorExit(), None)
+    assert not logs
 
 
 @pytest.mark.parametrize("reader", ["next", "anext", "sampler"])

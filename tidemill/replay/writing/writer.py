@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -934,7 +933,7 @@ class ReplayWriter(Reopened):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Flush and close; where an error ended the block, that one is raised and a failure to flush is logged."""
         try:
-            is_owner = self._owner.is_here or sys.is_finalizing()  # then `flush` refuses
+            is_owner = self._owner.is_process  # while Python ends, too: then `flush` refuses
             if is_owner and not self._is_closed and self._held is None:
                 self._flush_rest(FLUSH_S if kind is None else _FAILED_FLUSH_S)
         except Exception as failure:
