@@ -19,7 +19,6 @@ from tidemill.replay import ItemWindow, RateLimiterConfig, ReplayDataset, Replay
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableDescription
 from tidemill.replay.writing import writer as writer_module
-from tidemill.rpc.channel import Backoff
 
 _QUEUE = steps_table(rate_limiter=RateLimiterConfig(queue_size=2))
 
@@ -107,23 +106,7 @@ async def test_flush_does_not_wait_for_what_others_append(server: LocalServer) -
 
 
 async def test_turn_comes_without_the_rest_of_a_pause(server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many tasks that wait for room only the first one asks for it; each wakes the next when it has appended."""
-    asking = list[Backoff]()
-
-    class _EndlessPause(Backoff):
-        """Pauses that end soon for the first task and for one whose turn has come."""
-
-        def __init__(self, first_s: float, limit_s: float) -> None:
-            super().__init__(first_s, limit_s)
-            if not asking:
-                self.reset()
-
-        def next_s(self) -> float:
-            return 0.001 if self in asking else 3600.0
-
-        def reset(self) -> None:
-            asking.append(self)
-
+    """Each of many tasks that wait for room wakes the next one when it has appended."""
     with (
         ReplayWriter(
             server.address, _QUEUE, num_envs=16, windows=ItemWindow(1), chunk_length=1, max_in_flight_chunks=1
@@ -136,13 +119,12 @@ async def test_turn_comes_without_the_rest_of_a_pause(server: LocalServer, monke
             for number in itertools.count(1):
                 writer.append(numbered_step(number), env=0, timeout_s=0.5)
         with monkeypatch.context() as patched:
-            patched.setattr(writer_module, "Backoff", _EndlessPause)
+            patched.setattr(writer_module, "_LINE_S", 3600.0)
             tasks = [asyncio.create_task(writer.append_async(numbered_step(0), env=env)) for env in range(16)]
             assert await _is_blocked(tasks[0])
             emptying = asyncio.create_task(_batches(dataset))
             async with asyncio.timeout(WAIT_S):
                 await asyncio.gather(*tasks)
-        assert len(asking) == 16
         await writer.flush_async(WAIT_S)
         emptying.cancel()
 

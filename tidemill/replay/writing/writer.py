@@ -44,6 +44,7 @@ from tidemill.rpc.readiness import why_not
 from tidemill.settings.check import SAFE_NAME, is_safe_name
 
 _LOOK_S = 0.5  # how soon a wait notices that it shall stop, or that another of several servers is to be tried
+_LINE_S = 0.05  # how soon a task that waits for its turn notices what else ends its wait
 FLUSH_S = 30.0
 """How long `flush` waits unless the caller says otherwise, in seconds."""
 _HELD_S = 10.0
@@ -817,8 +818,8 @@ class ReplayWriter(Reopened):
                 await asyncio.to_thread(self._tell_held)
             if turn is None or turn.done():
                 await asyncio.sleep(pause.next_s())
-            elif (await asyncio.wait((turn,), timeout=pause.next_s()))[0]:
-                pause.reset()
+            else:
+                await asyncio.wait((turn,), timeout=_LINE_S)
 
     def _check_kept(self) -> None:
         """Raise DataLoss if chunks were dropped since it was last called."""
