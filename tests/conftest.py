@@ -284,3 +284,4 @@ def _fixed_seeds() -> None:
         if torch.cuda.is_available():
             torch.cuda.manual_seed_all(SEED)
         torch.set_num_threads(1)
+        torch.set_flush_denormal(False)  # a learner that an earlier test has built sets it for its thread
